@@ -57,7 +57,7 @@ def graph_of(work: Callable[[], object], repeats: int) -> torch.cuda.CUDAGraph:
 
 
 def microseconds(group: RankGroup, work: Callable[[], object], rounds: int) -> float:
-    """Return the microseconds per call of `work`: each rank's median of the rounds, for the slowest rank."""
+    """Return the microseconds per call of `work`: the median over the rounds, on the slowest rank."""
     graph = graph_of(work, REPEATS)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     times = []
@@ -81,7 +81,7 @@ def collectives_of(group: RankGroup, method: str) -> CudaCollectives:
 
 
 def log_progress(group: RankGroup, work: str) -> None:
-    """Log what is measured next: if a collective hangs, the last line on standard error names it."""
+    """Log what is measured next, so that the last line on standard error names a measurement that hangs."""
     if not group.rank:
         print(f"{time.perf_counter():.1f} s: measuring {work}", file=sys.stderr, flush=True)
 

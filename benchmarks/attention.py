@@ -99,8 +99,8 @@ def graph_variant(auto: str, bench: Bench, lengths: Int32) -> str:
 
     Args:
         auto: the backend that `auto` selects.
-        bench: the KV that is measured.
-        lengths: the context length of each row in tokens, int32 [batch]; it determines what graphs use.
+        bench: the KV to measure with.
+        lengths: the context length of each row in tokens, int32 [batch]; graphs select splits by it.
     """
     backend = FACTORIES[auto](bench.geometry, bench.kv)
     supported = isinstance(backend, LengthSplitDecode) and backend.concurrent_splits

@@ -55,7 +55,7 @@ class Shape:
 
 
 def make_model(folder: Path, shape: Shape) -> transformers.LlamaForCausalLM:
-    """Save a model with random weights to a folder and return it."""
+    """Create a model with random weights, save it to a folder, and return the model."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**asdict(shape), attn_implementation="sdpa")
     model = transformers.LlamaForCausalLM(config).float().eval()

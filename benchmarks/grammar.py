@@ -174,7 +174,7 @@ def features_to_measure(only: str | None) -> dict[str, dict[str, Any]]:
 
 
 def compile_seconds(llm: LLM, names: Iterable[str]) -> dict[str, float]:
-    """Return for each grammar the seconds that a request waits for its first compilation."""
+    """Return, for each grammar, the seconds for which the first request with it waits for compilation."""
     seconds: dict[str, float] = {}
     for name in names:
         grammar = GRAMMARS.get(name)

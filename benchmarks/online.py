@@ -149,7 +149,9 @@ async def first_model(url: str, key: str | None) -> str:
 
 
 def entries_of(args: argparse.Namespace) -> list[Entry]:
-    """Return the requests to replay from the trace, in order of time; print how many others are left out.
+    """Return the requests to replay from the trace, in order of time.
+
+    If `--requests` leaves out some requests of the trace, print how many are replayed.
 
     Raises:
         ValueError: the trace cannot be replayed; the message names the line and the reason.
@@ -200,7 +202,10 @@ def find_useless_option(args: argparse.Namespace, given: set[str]) -> str | None
 
 
 def find_wrong_unit(args: argparse.Namespace, entries: list[Entry], given: set[str]) -> str | None:
-    """Return an error message if the times of the trace are probably in another unit, else None."""
+    """Return an error message if the trace's times are probably not in the default unit, else None.
+
+    This is so if the replay would take very long, and the command line has no `--trace-unit`.
+    """
     seconds = (entries[-1].at - entries[0].at) * args.trace_unit / min(args.speed)
     if seconds <= MAX_REPLAY_SECONDS or "trace_unit" in given:
         return None

@@ -155,7 +155,7 @@ class Run:
         )
 
     async def apply_one(self, name: str, **spec: Any) -> None:
-        """Create the service `name` in the namespace that belongs to its name."""
+        """Create the service `name` in one of the namespaces; the name determines which."""
         namespace = self.namespaces[hash(name) % NAMESPACES]
         await self.cluster.api.request("POST", SERVICES.format(namespace), service(name, namespace, **spec))
 

@@ -35,7 +35,11 @@ ONE = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 
 
 def first_tokens(llm: LLM, prompts: list[np.ndarray]) -> tuple[float, list[int]]:
-    """Run prompts of equal length; return the seconds to the last token, and each prompt's cached tokens."""
+    """Run prompts of equal length.
+
+    Returns:
+        The seconds until the last token, and the number of cached tokens of each prompt.
+    """
     begin = time.perf_counter()
     for rid, prompt in enumerate(prompts):
         llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=ONE))
@@ -49,7 +53,11 @@ def first_tokens(llm: LLM, prompts: list[np.ndarray]) -> tuple[float, list[int]]
 
 
 def first_token(llm: LLM, prompts: list[np.ndarray]) -> tuple[float, int]:
-    """Run prompts like `first_tokens`; return the seconds, and the minimum of the prompts' cached tokens."""
+    """Run prompts like `first_tokens`.
+
+    Returns:
+        The seconds until the last token, and the lowest number of cached tokens of any prompt.
+    """
     seconds, cached = first_tokens(llm, prompts)
     return seconds, min(cached)
 
@@ -58,7 +66,7 @@ def reusable(context: int, own: int, page_size: int) -> int:
     """Return the number of prefix tokens that a hit reuses.
 
     Only whole pages of the prefix, which has `context` tokens, are reused. The last token of a prompt is
-    never reused, which matters if no `own` tokens follow the prefix.
+    never reused. This matters if `own`, the number of tokens after the prefix, is 0.
     """
     return min(context, context + own - 1) // page_size * page_size
 

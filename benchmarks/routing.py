@@ -13,7 +13,7 @@ Every policy runs the same conversations on engines with empty caches. All cache
 trace once, but not twice. The results are:
 
     hit           share of prompt tokens that came from caches
-    of possible   the same tokens, as a share of only the tokens in whole pages of an earlier request
+    of possible   the same tokens, as a share of the prompt tokens in whole pages that an earlier request had
     ttft          time from placing a request to its first token
     load          outstanding tokens of the most loaded engine, averaged over time, as a multiple of the mean
                   of all engines (goal: at most 1.5)
@@ -284,7 +284,7 @@ async def run(policy: str, replicas: int, args: argparse.Namespace, seed: int) -
 
 
 def median(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the median of each figure over all runs, but the maximum of the load."""
+    """Return the median of each figure over all runs, except that the load is the maximum over all runs."""
     result = {name: round(statistics.median(run[name] for run in runs), 4) for name in runs[0]}
     result["max_over_mean_load"] = round(max(run["max_over_mean_load"] for run in runs), 3)
     return result

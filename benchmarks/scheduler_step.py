@@ -3,9 +3,9 @@
 A constant number of requests is running, each with about a thousand tokens. Stop tokens are checked, page
 tables grow, finished requests enter the radix cache, and the cache evicts prefixes (in the order of
 `--eviction`). With policies other than fcfs, half as many requests as are running wait for a slot; with
-`priority`, one request in eight has a higher priority. `--all` measures every policy and every eviction.
-Times are CPU time of the thread: the scheduler never waits, and the time that other processes take is not its
-cost. The columns are:
+`priority`, one request in eight has a higher priority. `--all` measures every policy with lru, and every
+eviction with fcfs. Times are CPU time of the thread: the scheduler never waits, and the time that other
+processes take is not its cost. The columns are:
 
     quiet         decode steps while no request arrives or finishes
     decode        steps without prefill, while in each step 1 % of the requests finish and as many arrive (two
@@ -47,7 +47,7 @@ CHURN = 0.01
 COLUMNS = ("quiet", "quiet_p99", "decode", "decode_p99", "mixed", "all", "all_p99", "event")
 WITH_GOAL = ("quiet", "decode")
 LEAST_STEPS = 40
-"""Minimum of `--steps`, after one step per running request is subtracted for starting the requests."""
+"""Minimum by which `--steps` exceeds the number of running requests, whose start takes one step each."""
 
 
 class Workload:

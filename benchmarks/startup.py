@@ -6,7 +6,7 @@ The checkpoint is written first, so its files are in the page cache. Each round 
 round compiles kernels and Python modules, and is reported separately; later rounds find them in caches, as in
 an image. The limit is the time to copy the weights from host memory to GPU memory at the bandwidth `--link`.
 After loading, the engine generates one token; the time to that token counts from the start of the process,
-too. With several ranks, the first phase includes the time that ranks wait for each other.
+too. With several ranks, the first phase includes the time for which ranks wait for each other.
 """
 
 from __future__ import annotations

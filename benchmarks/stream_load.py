@@ -1,9 +1,9 @@
 """Sends streamed requests to an OpenAI-compatible URL continuously, and counts how the streams end.
 
 A stream is *good* if it ends with a finish reason, *cut* if it ends without a finish reason, and *failed* if
-the request is rejected or the connection breaks before the first token. With `--expect`, a stream that ends
-with another text is *wrong*. Prints a line per second on stderr, and with `--json` one JSON object at the
-end.
+the request is rejected or the connection breaks before the first token. With `--expect`, a stream is *wrong*
+if it ends with a finish reason, but its text is not the expected one. Prints a line per second on stderr, and
+with `--json` one JSON object at the end.
 
     python benchmarks/stream_load.py http://127.0.0.1:8000/v1 --concurrency 8 --seconds 60 --json
 """

@@ -14,7 +14,7 @@ from common_parts.arguments import given_options
 from mizzen.engine.config import EngineOptions
 
 FLAG_ONLY_OPTIONS = {"device": "--device", "model": "--shape"}
-"""Flags for the engine options that `--engine` cannot set, because the benchmark needs their values first."""
+"""For each engine option that `--engine` cannot set, the benchmark's own flag that sets it."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "all on": {},
     "graphs off": {"cuda_graph": "off"},
@@ -22,7 +22,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "prefix cache off": {"prefix_cache": "none"},
     "fusion off": {"fusion": "off"},
 }
-"""Engine options that each variant of `--ablate` changes."""
+"""For each variant of `--ablate`, the engine options that it changes, with their values."""
 GPU_ONLY_VARIANTS = ("graphs off", "fusion off")
 """Variants that have no effect on a CPU, where there are neither graphs nor fused kernels."""
 KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
@@ -37,7 +37,10 @@ def kind_of(name: str) -> type:
 
 
 def describe_values(kind: type, rules: Mapping[str, Any]) -> str:
-    """Return a description of the values that an engine option of type `kind` accepts, given its `rules`."""
+    """Return a description of the values that an engine option accepts.
+
+    `kind` is the type of the option; `rules` contains its valid choices or bounds.
+    """
     if rules["choices"]:
         return f"one of {', '.join(rules['choices'])}"
     bounds = [
@@ -153,7 +156,10 @@ def variants_already_off(args: argparse.Namespace) -> list[str]:
 
 
 def parse_args(parser: argparse.ArgumentParser, **small: Any) -> argparse.Namespace:
-    """Parse the command line; `small` are other defaults for a run that only checks that everything works."""
+    """Parse the command line.
+
+    `small` contains defaults that replace the usual ones in a run that only checks that everything works.
+    """
     args = parser.parse_args()
     if not is_smoke_run(args):
         return args

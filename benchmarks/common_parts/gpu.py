@@ -208,7 +208,7 @@ def print_startup(llm: LLM) -> dict[str, Any]:
 
 
 def token_bound(llm: LLM) -> tuple[str, str]:
-    """Return a description of the limit on a request's tokens, and advice on how to raise it (or "")."""
+    """Return a description of the limit on a request's tokens, and how to raise it ("" if impossible)."""
     info = llm.engine.info
     if info.pages_total * info.page_size <= info.context_length:
         return f"the KV cache of {info.context_length} tokens", "raise --engine kv_cache_tokens"
@@ -226,7 +226,7 @@ def advice(llm: LLM, message: str) -> str:
 
 
 def check_ended(llm: LLM, work: str) -> None:
-    """Exit with the reason if a request of `work` was rejected; the measured time would then mean nothing."""
+    """Exit with the reason if a request of `work` was rejected, as the measured time is then meaningless."""
     for ended in llm.engine.drain_finished():
         if ended.reason is FinishReason.ERROR:
             fail(f"{work}: prompt rejected: {ended.message}: {advice(llm, ended.message)}")

@@ -2,8 +2,8 @@
 
 With programmatic dependent launch (PDL), a kernel can start before the previous kernel has ended, and then
 waits for that kernel. Durations therefore add up to more than the duration of the step. The delay of a kernel
-is the time from the latest end of an earlier kernel to its own end. Delays add up to the duration of the
-whole step, including gaps.
+is the time from the end of the kernel that ended last before it to its own end. Delays add up to the duration
+of the whole step, including gaps.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ class KernelTimes:
     held: float
     """Time by which the kernel delays the end of the step."""
     busy: float
-    """Duration of the kernel, including the time that it waits for the previous kernel."""
+    """Duration of the kernel, including the time for which it waits for the previous kernel."""
     calls: float
     """Number of launches per step."""
 
 
 def times_by_kernel(events: Iterable[dict[str, Any]], steps: int) -> dict[str, KernelTimes]:
-    """Return the times of each combination of kernel and grid size, by name, the largest delay first.
+    """Return the times of each combination of kernel and grid size, the largest delay first.
+
+    Each key consists of the grid size, if the trace has one, and the name of the kernel.
 
     Args:
         events: the events of a trace in Chrome's format (`ts` and `dur` in microseconds).

@@ -190,7 +190,10 @@ class Decodes:
 
 
 def chunk_seconds(bench: Bench, backend: AttentionBackend, count: int, prefix: int, rounds: int) -> float:
-    """Return the seconds of one layer's attention for a prefill chunk of `count` tokens after `prefix`."""
+    """Return the seconds of one layer's attention for a prefill chunk: the median of the rounds.
+
+    The chunk has `count` tokens, which follow `prefix` cached tokens.
+    """
     geometry = bench.geometry
     q = bench.random(count, geometry.heads)
     k, v = bench.random(count, geometry.kv_heads), bench.random(count, geometry.kv_heads)

@@ -12,7 +12,7 @@ from common_parts.arguments import above_zero, not_negative
 from mizzen.models.config import ModelConfig
 
 LEAST_SUM = {2: 2.9, 4: 7.0, 8: 7.0}
-"""Minimum microseconds of an all-reduce by number of GPUs.
+"""Minimum time of an all-reduce in microseconds, for each number of GPUs.
 
 Measured with `allreduce.py` for one row, with the fastest method on H200s; 8 GPUs have the same value as 4.
 """

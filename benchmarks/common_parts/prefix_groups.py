@@ -19,7 +19,10 @@ from mizzen import LLM
 
 MOST_RUNNING = 256
 Run = Callable[[LLM, list[np.ndarray]], tuple[float, list[int]]]
-"""Function that runs prompts; returns the seconds until the last token and each prompt's cached tokens."""
+"""Function that runs prompts.
+
+It returns the seconds until the last token, and the number of cached tokens of each prompt.
+"""
 
 
 def draw_prompts(args: argparse.Namespace, highest: int, seed: int) -> list[np.ndarray]:

@@ -49,7 +49,7 @@ def shape(
 
 
 def llama_rope(factor: float) -> dict[str, Any]:
-    """Return the `rope_scaling` of Llama 3 with a factor."""
+    """Return the `rope_scaling` of Llama 3 with the given `factor`."""
     return {
         "rope_type": "llama3",
         "factor": factor,

@@ -25,7 +25,7 @@ class Table:
 
         Args:
             work: the name of the row.
-            figure: one number, or the figures of all rounds; then their median is shown.
+            figure: one number, or the figures of all rounds, whose median is shown.
             limit: the limit in the same unit; None or NaN if unknown.
             unit: the unit of figure and limit.
             note: text to print after the row.

@@ -32,7 +32,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that is ready to send, and where its expected answer is in the list of reply tokens."""
+    """A request that is ready to send, and the position of its answer in the list of reply tokens."""
 
     data: bytes
     key: int

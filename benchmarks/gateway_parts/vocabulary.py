@@ -56,7 +56,10 @@ class Language:
         self.words = list(unique)
 
     def text(self, rng: random.Random, words: int) -> str:
-        """Return `words` random words with punctuation and line ends; their rank follows a power law."""
+        """Return `words` random words with punctuation and line ends.
+
+        The frequency of a word decreases with its rank by a power law.
+        """
         last = len(self.words) - 1
         parts = [self.words[min(last, int(rng.paretovariate(0.6) * 4) - 4)] for _ in range(words)]
         for at in range(17, words, 17):

@@ -60,7 +60,7 @@ def summarize(
 
     Args:
         records: the records of all requests.
-        warm: length of the start of the run in seconds; latencies of requests due during it do not count.
+        warm: seconds of warm-up at the start of the run; latencies of requests due in it do not count.
         most_first: the maximum seconds to the first token of a good request; None for no limit.
         most_token: the maximum mean seconds per further token of a good request; None for no limit.
     """

@@ -31,7 +31,8 @@ class TimedRequest:
     after: float
     """Time at which the request is due, in seconds.
 
-    It counts from the start of the run; for later turns, it counts from the end of the previous answer.
+    For the first turn of a session, it counts from the start of the run; for later turns, it counts from the
+    end of the previous answer.
     """
     prompt: Prompt
     """Text or token ids that this turn adds to the session."""

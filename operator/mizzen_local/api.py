@@ -1,4 +1,7 @@
-"""A small Kubernetes API client for the node and `waits.py`: plain JSON objects, watches that reconnect."""
+"""A small Kubernetes API client for the node and `waits.py`.
+
+Objects are plain JSON, and interrupted watches reconnect.
+"""
 
 from __future__ import annotations
 

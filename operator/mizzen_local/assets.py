@@ -87,7 +87,7 @@ def _fill_cache(cache: Path, provide: Callable[..., None], report: Report) -> No
 
 @contextlib.contextmanager
 def _lock_cache(cache: Path, report: Report) -> Iterator[None]:
-    """Wait for the lock that lets only one process of this user fill the cache at a time, and hold it."""
+    """Wait for the cache's lock and hold it; only one process of this user may fill the cache at a time."""
     cache.parent.mkdir(parents=True, exist_ok=True)
     with (cache.parent / "lock").open("w") as file:
         try:

@@ -64,7 +64,7 @@ class Cluster:
         return [item.name for item in self.state.processes() if not item.alive()]
 
     def up(self, *, gpus: int, operator: bool, report: Report, start_proxy: StartProxy | None = None) -> None:
-        """Start the cluster; return when the node is ready and the operator holds its Lease.
+        """Start the cluster; return when the node is ready and the operator, if installed, holds its Lease.
 
         Args:
             gpus: number of `nvidia.com/gpu` devices that the node offers; they do not have to exist.

@@ -54,7 +54,7 @@ With 300 instead of the default 100, the programs use a sixth less CPU time.
 
 
 class StartError(LocalError):
-    """A process of the cluster did not start; the message names the process, the reason and its log."""
+    """A process of the cluster did not start; the message names the process and its log, and says why."""
 
 
 @dataclass(frozen=True, slots=True)

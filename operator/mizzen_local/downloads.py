@@ -2,8 +2,8 @@
 
 Kubernetes publishes each program at dl.k8s.io/release/v<version>/bin/linux/<arch>/, next to its SHA-256. etcd
 publishes an archive and a SHA256SUMS file at its GitHub release. Each download must match the published
-checksum, which is fetched over HTTPS. This detects a broken download, but trusts the release site. If PINNED
-contains a checksum for the download, the download must match that one too; then the site is not trusted.
+checksum, which is fetched over HTTPS. This check detects a broken download, but trusts the release site. If
+PINNED contains a checksum for the download, the download must match it too, so the site need not be trusted.
 """
 
 from __future__ import annotations

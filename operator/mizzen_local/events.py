@@ -24,7 +24,7 @@ def timestamp() -> str:
 
 
 class Recorder:
-    """Writes Events in the background; an identical Event is written at most once a minute."""
+    """Writes Events in the background; of identical Events, at most one is written per minute."""
 
     def __init__(self, api: ApiClient, component: str, host: str) -> None:
         self._api = api

@@ -92,9 +92,9 @@ def select_backends(service: Object, port: Mapping[str, Any], pods: Sequence[Obj
 
 
 def target_port(port: Mapping[str, Any], pod: Object) -> int | None:
-    """Return the number of the pod's port that a service's port targets.
+    """Return the number of the pod port that a service port targets.
 
-    The result is None if the service's port targets a name, and no port of the pod has this name.
+    The result is None if the service port targets a port name that the pod does not have.
     """
     target = port.get("targetPort", port["port"])
     if isinstance(target, int):

@@ -120,7 +120,7 @@ def stop(processes: Iterable[Process], *, grace: float) -> None:
 
 
 def wait_ended(processes: Iterable[Process], seconds: float) -> bool:
-    """Wait at most `seconds` until all processes have ended; return whether they have."""
+    """Wait up to `seconds` for all processes to end; return whether they have ended."""
     deadline = time.monotonic() + seconds
     processes = list(processes)
     while left := [process for process in processes if process.alive()]:
@@ -186,7 +186,7 @@ class Registry:
             return []
 
     def add(self, process: Process) -> Process:
-        """Add a process, replacing an earlier one of the same name; return it."""
+        """Add a process, replacing an earlier one of the same name; return the added process."""
         kept = [entry for entry in self.read() if entry.name != process.name]
         temporary = self.path.with_suffix(".new")
         temporary.write_text(json.dumps([asdict(entry) for entry in [*kept, process]], indent=1))

@@ -100,7 +100,7 @@ class ClusterState:
         self._settings_file.write_text(json.dumps(asdict(settings), indent=1))
 
     def create_folder(self) -> None:
-        """Create the folder, which only its owner can read, unless it exists already."""
+        """Create the folder if it does not exist yet; only its owner can read it."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     @contextlib.contextmanager
@@ -129,7 +129,7 @@ class ClusterState:
                 return
 
     def remove_files(self, *, keep_logs: bool = False) -> None:
-        """Delete all files that a cluster creates, and keep other files in its folder."""
+        """Delete all files that a cluster creates, except the logs if `keep_logs`; keep all other files."""
         ours = ("etcd", "pki", "pods", "processes.json", "processes.new", "cluster.json", "kubectl-cache")
         configs = ("kubeconfig", "node.kubeconfig", "controller-manager.kubeconfig", "scheduler.kubeconfig")
         for name in (*ours, *configs, *(() if keep_logs else ("logs",))):

@@ -1,4 +1,4 @@
-"""Configuration of the operator: a frozen dataclass whose fields are options and environment variables."""
+"""Configuration of the operator: a frozen dataclass, set from options and environment variables."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def eventually(check: Callable[[], Any], seconds: float = 150) -> Any:
 
 
 def keys(name: str) -> dict[str, Any]:
-    """Return a labelled Secret with one API key, in the file `keys.yaml`, as in all these Secrets."""
+    """Return a labelled Secret with one API key; the key's file is always named `keys.yaml`."""
     content = yaml.safe_dump({"keys": [{"name": name, "key": f"sk-of-{name}"}]})
     meta = {"name": name, "namespace": SPACE, "labels": {LABEL: "demo-gateway"}}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "stringData": {"keys.yaml": content}}

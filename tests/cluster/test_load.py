@@ -42,7 +42,7 @@ STREAMS: dict[str, list[bytes]] = {
 
 
 class Server:
-    """Answers a completion request with the chunks or the fault that its path names.
+    """Answers completion requests; the path of a request selects the answer or the fault.
 
     The event `enough` is set after 50 requests.
     """

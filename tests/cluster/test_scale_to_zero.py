@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
 
 def sleepy() -> dict[str, Any]:
-    """Return the scale-to-zero example with the demo model, scaled to zero after 5 s without requests."""
+    """Return the scale-to-zero example with the demo model; it scales to zero after 5 s without requests."""
     body = yaml.safe_load((EXAMPLES / "scale-to-zero.yaml").read_text())
     small = yaml.safe_load((EXAMPLES / "inferenceservice.yaml").read_text())["spec"]
     autoscaling = {**body["spec"]["autoscaling"], "idleSecondsToZero": 5, "wakeTimeoutSeconds": 120}

@@ -1,4 +1,4 @@
-"""The HPA controller and KEDA scale the services of the examples by Mizzen's metrics, under a real load.
+"""Under a real load, the HPA controller and KEDA use Mizzen's metrics to scale the examples' services.
 
 The HPA controller, Prometheus (with the labels of the chart's monitors), operator, gateway and engines are
 real; `metrics_apis` stands in for prometheus-adapter and KEDA.

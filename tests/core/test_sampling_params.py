@@ -41,7 +41,7 @@ SPECIAL = {"top_k": {-1: 0}, "top_p": {0.0: 1.0}}
 
 
 def schema_bounds(name: str, request: type[msgspec.Struct]) -> tuple[float, float]:
-    """Return the minimum and maximum of a field in the API's schema; infinite if it has none."""
+    """Return the minimum and maximum of a field in the API's schema; a missing bound is infinite."""
     _, components = msgspec.json.schema_components([request], ref_template="{name}")
     field = components[request.__name__]["properties"][name]
     (number,) = [

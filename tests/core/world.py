@@ -235,7 +235,10 @@ class World:
         np.testing.assert_allclose(self.embeddings[requested.rid], embedding(requested), atol=1e-5)
 
     def _cacheable(self, requested: Request) -> int:
-        """Return how many of a request's prompt tokens other requests with its salt may have cached."""
+        """Return the maximum number of a request's prompt tokens that the prefix cache can contain.
+
+        These tokens come from other requests with the same salt.
+        """
         prompt, most = requested.prompt.tolist(), 0
         for neighbour in self.requests.values():
             if neighbour.rid == requested.rid or neighbour.salt != requested.salt:

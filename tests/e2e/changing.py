@@ -38,11 +38,14 @@ class Containers:
         return True
 
     async def stop(self, pod: dict[str, Any], which: Which) -> bool:
-        """SIGSTOP all processes of a pod's first container; return False if it runs on another machine."""
+        """Send SIGSTOP to all processes of a pod's first container.
+
+        Return False if the container runs on another machine.
+        """
         return await asyncio.to_thread(signal_all, pod, signal.SIGSTOP)
 
     async def resume(self, pod: dict[str, Any]) -> None:
-        """SIGCONT all processes of a pod's first container."""
+        """Send SIGCONT to all processes of a pod's first container."""
         await asyncio.to_thread(signal_all, pod, signal.SIGCONT)
 
 

@@ -50,7 +50,7 @@ def streams(
 
 
 def answers(product: Product, name: str) -> bool:
-    """Send one question repeatedly; return whether the trained answer came; fail on any other answer."""
+    """Send one question repeatedly, and return whether any answers came; each must be the trained one."""
     with streams(product, QUESTION, concurrency=1, name=name) as counts:
         pass
     return counts["good"] > 0

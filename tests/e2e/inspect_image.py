@@ -14,7 +14,7 @@ INSTALLERS = ("apt", "apt-get", "pip", "pip3", "uv", "conda")
 
 
 def own_files() -> tuple[int, list[str]]:
-    """Return the total size, in bytes, of the image's files, and the setuid and setgid files among them."""
+    """Return the total size of the image's files, in bytes, and the paths of setuid and setgid files."""
     size, raised = 0, []
     root = os.stat("/").st_dev
     for folder, folders, names in os.walk("/"):

@@ -35,10 +35,11 @@ def signal_all(pod: dict[str, Any], number: int) -> bool:
 
 
 def kill_container(pod: dict[str, Any]) -> None:
-    """Kill a pod's first container: SIGKILL its first process if the container runs on this machine.
+    """Kill a pod's first container.
 
-    If it runs on another machine, all other processes of the container are killed, because no process inside
-    a container can kill the first one. That ends an engine, but not a program without child processes.
+    If the container runs on this machine, its first process gets SIGKILL. Otherwise, all its other processes
+    are killed, because no process inside a container can kill the first one. That ends an engine, but not a
+    program without child processes.
     """
     pids = _processes(_container(pod))
     if pids:

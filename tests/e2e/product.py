@@ -109,7 +109,10 @@ class Product:
         }
 
     def volume(self) -> list[dict[str, Any]]:
-        """Return a volume with the engine's packages, and its claim; restricted pods mount only claims."""
+        """Return a volume with the engine's packages, and a claim to it.
+
+        The claim is needed because restricted pods cannot mount a folder of the node.
+        """
         if not self.engine_site:
             return []
         volume = {
@@ -159,7 +162,7 @@ class Product:
         Args:
             name: name of both objects.
             image: program whose image the pod uses.
-            scripts: paths in the repository by file name in the folder.
+            scripts: maps the name of each file in the folder to the file's path in the repository.
             command: command of the container.
         """
         script = {name: (ROOT / path).read_text() for name, path in scripts.items()}
@@ -239,7 +242,7 @@ def namespace(name: str) -> dict[str, Any]:
 
 
 def everything() -> set[str]:
-    """Return the names of the cluster's objects, except kinds whose objects Kubernetes creates by itself."""
+    """Return the names of the cluster's objects; kinds whose objects Kubernetes creates are left out."""
     transient = {"events", "events.events.k8s.io", "endpoints", "endpointslices.discovery.k8s.io"}
     transient.add("apiservices.apiregistration.k8s.io")  # created by the API server for each CRD
     kinds = set(kubectl("api-resources", "--verbs=list", "-o", "name").split()) - transient

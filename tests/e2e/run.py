@@ -131,13 +131,13 @@ def run_timed(label: str, action: Callable[[], None]) -> None:
 
 
 def build(delivery: ImageDelivery, site: str, target: str, tag: str) -> None:
-    """Build the image of a target with a tag."""
+    """Build the image of a target, and give it a tag."""
     image = f"{delivery.prefix}/{target}:{tag}"
     run_timed(f"built {image}", lambda: call(*delivery.build(image, build_options(target, tag, site))))
 
 
 def build_and_deliver(delivery: ImageDelivery, site: str, target: str, tags: tuple[str, ...]) -> None:
-    """Build the image of a target and deliver it to the nodes, with each tag."""
+    """For each tag, build the image of a target and deliver it to the nodes."""
     for tag in tags:
         image = f"{delivery.prefix}/{target}:{tag}"
         build(delivery, site, target, tag)
@@ -185,7 +185,7 @@ def test(delivery: ImageDelivery, site: str, models: str, tags: tuple[str, ...],
 
 
 def interrupted(number: int, _: object) -> None:
-    """Signal handler: exit by an exception, so that the cluster is removed."""
+    """Handle a signal: raise an exception that ends the program after the cluster has been removed."""
     raise SystemExit(128 + number)
 
 

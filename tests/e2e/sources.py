@@ -87,7 +87,10 @@ class Sources:
         return self._control("counts")
 
     def remove(self) -> None:
-        """Delete all services, which use the operator's claim for models, then the servers and volumes."""
+        """Delete all services, then the servers and volumes.
+
+        Services must be deleted first, because they use the operator's claim for models.
+        """
         kubectl("delete", "infsvc", "--all", "-n", TENANT, "--wait=true", "--timeout=60s")
         for kind, name in (("pod", NAME), ("service", NAME), ("secret", SECRET), ("pvc", MODEL_CLAIM)):
             kubectl("delete", kind, name, "-n", TENANT, "--timeout=60s")

@@ -76,7 +76,10 @@ class Behaviour:
     """
     fault_after: int = 2
     cuts: tuple[int, ...] = ()
-    """Numbers of tokens of each answer after which `fault` occurs, instead of `fault_after`."""
+    """`fault` occurs each time that an answer reaches one of these numbers of tokens.
+
+    If it is empty, `fault_after` applies.
+    """
     stats_seconds: float = 0.1
     ignored_file_requests: int = 0
     """Number of file requests that are ignored before the next one is answered."""

@@ -19,7 +19,7 @@ CONTEXT = 96
 
 @contextmanager
 def simulated_gateway(start: Any) -> Iterator[Any]:
-    """Start a simulated engine and, by `start(endpoint)`, a gateway; both run until the block ends."""
+    """Start a simulated engine; `start(endpoint)` then starts a gateway. Both run until the block ends."""
     config = SimulateConfig(
         model=str(MODEL),
         wire_bind="tcp://127.0.0.1:*",

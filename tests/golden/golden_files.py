@@ -1,4 +1,4 @@
-"""Golden files: records of Mizzen's public contracts, so that every change of one is noticed and deliberate.
+"""Golden files: records of Mizzen's public contracts, so that no contract changes unnoticed.
 
 A test collects a contract from the code as plain JSON and calls `check("worker_metrics", collected)`, which
 compares it with `data/worker_metrics.json`. After a deliberate change, update the files with
@@ -19,7 +19,7 @@ from typing import Any
 DATA = Path(__file__).parent / "data"
 UPDATE = "UPDATE_GOLDENS"
 MAX_DIFFERENCE = 60
-"""Maximum number of lines that a failed check shows of the difference."""
+"""A failed check shows at most this many lines of the difference."""
 
 
 def render(value: Any) -> str:

@@ -218,9 +218,9 @@ def ring_memory() -> str:
 
 
 def tcp_frames() -> dict[str, Any]:
-    """Return the name of a rank on another pod, the first frame that it sends, and those it receives.
+    """Return the name of a rank on another pod, the first frame that it sends, and the frames it receives.
 
-    It receives two frames: a plan and the end.
+    The rank receives two frames: a plan and the end.
     """
     server = plan_tcp.PlanServer("tcp://127.0.0.1:*", None, [1])
     context = zmq.Context()

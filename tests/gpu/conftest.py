@@ -1,4 +1,4 @@
-"""Makes the helpers of tests/engine importable, and reports missing packages where all tests must run."""
+"""Makes helper modules importable, and reports missing packages where no test may be skipped."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class ObservedCluster:
         self.kubectl("apply", "-f", "-", stdin="\n---\n".join(map(json.dumps, objects)))
 
     def deploy(self) -> None:
-        """Create both services, but first a Service that takes the name of the broken service's gateway."""
+        """Create a Service with the name of the broken service's gateway, and then create both services."""
         name = f"{BROKEN}-gateway"
         foreign = {"ports": [{"port": 1}], "selector": {"nothing": "here"}}
         self.apply(
@@ -107,7 +107,7 @@ class ObservedCluster:
         self.kubectl("patch", "infsvc", NAME, "--type", "merge", "-p", spec)
 
     def send_malformed_frames(self, pod: dict[str, Any]) -> None:
-        """Send an engine frames that it cannot decode, as a gateway of another version might."""
+        """Send malformed frames to an engine, as a gateway of another version might."""
         data = self.kubectl.json("get", "secret", f"{NAME}-gateway-keys")["data"]
         keys = {name: base64.b64decode(value).strip() for name, value in data.items()}
         context = zmq.Context()

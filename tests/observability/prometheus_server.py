@@ -89,7 +89,7 @@ class Prometheus:
 
 
 def configuration(targets: Path, rules: Sequence[Path]) -> dict[str, Any]:
-    """Return Prometheus' configuration; a file has the targets, because Debian's build discovers no pods."""
+    """Return Prometheus' configuration; a file lists the targets, because Debian's build cannot find pods."""
     return {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "2s"},
         "rule_files": [str(path) for path in rules],

@@ -22,7 +22,7 @@ QUIET = {
     "mizzen_gateway_prefix_index_forgotten_blocks": "the index has room for a hundred times as much",
     "mizzen_operator_workqueue": "two services are reconciled as soon as they are due",
 }
-"""Metrics that may stay zero in this test, with the reason."""
+"""Metrics that may stay zero in this test, each with its reason."""
 
 # The first test that uses `recorded_run` waits for the whole run.
 pytestmark = [pytest.mark.xdist_group("observability"), pytest.mark.timeout(1200)]

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.xdist_group("observability")]
 
 @pytest.fixture(scope="module")
 def modules() -> Path:
-    """Return node_modules with the packages of package.json from the user's cache; npm installs them once."""
+    """Return the folder node_modules in the user's cache; npm fills it once, as package.json specifies."""
     if shutil.which("npm") is None and not os.environ.get("CI"):
         pytest.skip("needs npm")
     pins = json.loads((HERE / "package.json").read_text())["dependencies"]

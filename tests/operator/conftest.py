@@ -133,7 +133,10 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 
 def crd_accepts_objects(client: Api) -> bool:
-    """Return whether the API server accepts objects of the CRD, as it does shortly after `Established`."""
+    """Return whether the API server accepts objects of the CRD yet.
+
+    It accepts them only some time after the CRD has become `Established`.
+    """
     example = yaml.safe_load((ROOT / "examples/inferenceservice.yaml").read_text())
     example["metadata"]["namespace"] = "default"
     try:

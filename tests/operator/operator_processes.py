@@ -99,7 +99,7 @@ class Operators:
         return self.leader() in {identity for process, identity, _ in self._running if process.poll() is None}
 
     def kill(self, identity: str, number: int = signal.SIGKILL) -> int:
-        """Send a signal to a process, SIGKILL by default; wait until it ends, and return its exit code."""
+        """Send a signal (by default SIGKILL) to a process; wait until it ends, and return its exit code."""
         process = next(p for p, name, _ in self._running if name == identity)
         process.send_signal(number)
         code = process.wait(60)

@@ -54,7 +54,7 @@ class Behaviour:
     broken_devices: set[str] = field(default_factory=set)
     """Namespaces whose engines find no working device at their start."""
     mounts: dict[str, float] = field(default_factory=dict)
-    """Seconds until running pods see a changed Secret, by namespace; other pods never see the change."""
+    """Seconds until running pods see a changed Secret, by namespace; pods in other namespaces never do."""
     answers: dict[str, str] = field(default_factory=dict)
     """Answers to golden prompts, by namespace or model source; "4" by default."""
     no_golden_prompts: set[str] = field(default_factory=set)
@@ -66,7 +66,7 @@ class Behaviour:
     api_keys: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The gateways' report on API keys, by namespace; no report by default."""
     loads: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Load that gateways report, by namespace; `pagesUsed` is the number of used pages per engine, of 100."""
+    """Load that gateways report, by namespace; `pagesUsed` is the number of used pages, of 100 per engine."""
 
 
 class SimulatedGateways:
@@ -238,7 +238,7 @@ class SimulatedGateways:
         return [connection_key_name(key, own) for key in engine for own in public(held, "gateway")]
 
     def _used_keys(self, known: list[str], pod: dict[str, Any]) -> list[str]:
-        """Return a list with the name of the newest key that a gateway and an engine share, if any."""
+        """Return a list of at most one name: that of the newest key that a gateway and an engine share."""
         held = self.held(pod["metadata"]["uid"])
         theirs = {
             connection_key_name(own, gateway)

@@ -41,7 +41,10 @@ def places(manifests: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, A
 
 
 def lacking(ours: Any, helms: Any, path: str) -> list[str]:
-    """Return the paths of our fields that Helm's manifest lacks or changes; it may have further fields."""
+    """Return the fields of `ours` that Helm's manifest lacks or changes, each with both values.
+
+    Helm's manifest may have further fields.
+    """
     if isinstance(ours, dict) and isinstance(helms, dict):
         return [
             place for key, value in ours.items() for place in lacking(value, helms.get(key), f"{path}.{key}")

@@ -1,4 +1,4 @@
-"""Pods that another client deletes concurrently, such as a kubelet or the garbage collector."""
+"""Pods that another client, such as a kubelet or the garbage collector, deletes concurrently."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECURITY = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 async def test_a_concurrently_deleted_pod_is_gone_for_all_clients(
     control_plane: ControlPlane, api: Any, namespace: str
 ) -> None:
-    """The response to such a deletion may be the pod as it was before, without a resourceVersion."""
+    """The response to such a deletion may be the pod in its former state, without a resourceVersion."""
     configuration = Configuration()
     await load_kube_config(str(control_plane.kubeconfig), client_configuration=configuration)
     cache = ObjectStore("Pod", lambda kind, name, labels: None)

@@ -32,7 +32,7 @@ NOT_OURS = ("leases", "tokenreviews", "subjectaccessreviews")
 
 
 def writes(api: Any) -> dict[tuple[str, str], float]:
-    """Return the number of API writes by verb and resource, except Leases, token and access reviews."""
+    """Count API writes by verb and resource; Leases, token reviews and access reviews are not counted."""
     counts: dict[tuple[str, str], float] = {}
     for family in text_string_to_metric_families(api.text("/metrics")):
         for sample in family.samples if family.name == "apiserver_request" else ():

@@ -49,7 +49,7 @@ def all_rules() -> list[tuple[tuple[str, ...], str]]:
 
 
 def answer(api: Any, body: dict[str, Any]) -> Any:
-    """Return the API server's response to a dry run of a service: the object, or the error message."""
+    """Dry-run the creation of a service; return the API server's response: the object or the error."""
     body["metadata"]["namespace"] = "default"
     try:
         return api.create(body, dryRun="All")

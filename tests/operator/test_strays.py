@@ -129,7 +129,7 @@ def test_a_pod_of_a_multi_pod_group_with_invalid_labels_is_replaced(
 
 
 def test_a_pod_whose_arguments_admission_has_replaced_is_judged_by_its_labels() -> None:
-    """Admission may wrap the engine's command, so that its arguments no longer show the rank."""
+    """Admission may wrap the engine's command; then the container's arguments no longer show the rank."""
     group_labels = {"mizzen.dev/rank": "1", "mizzen.dev/pods": "2"}
     wrapped = pod(group_labels, ["sh", "-c", "mizzen engine --nodes 2"])
     assert _has_valid_labels(wrapped)

@@ -13,7 +13,7 @@ from ratchets import ROOT, check, tracked
 
 FOLDERS = ("worker/mizzen", "operator")
 HEADLESS = re.compile(r"(What|Whether|How|Why|Who(?:m|se)?|That|Those|Of)\b")
-"""First words of clauses that lack a noun or a verb. Docstrings of Booleans may begin with `Whether`."""
+"""First words of incomplete sentences. Docstrings of Booleans may nevertheless begin with `Whether`."""
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -25,7 +25,7 @@ def sources() -> Iterator[tuple[Path, ast.Module]]:
 
 
 def documented(tree: ast.Module) -> Iterator[tuple[Documented, str]]:
-    """Yield a module, its classes and functions, each with its name, but no definitions in functions."""
+    """Yield a module and its classes and functions with their names; skip definitions inside functions."""
     work: list[tuple[Documented, str]] = [(tree, "")]
     while work:
         node, name = work.pop()

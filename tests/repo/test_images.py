@@ -1,4 +1,4 @@
-"""The scripts that build container images, each by itself; `make e2e` tests the images."""
+"""The scripts that build container images are tested one by one; `make e2e` tests the images."""
 
 from __future__ import annotations
 

@@ -320,7 +320,7 @@ def test_steps_too_large_for_shared_memory_are_rejected() -> None:
 
 
 def test_the_shared_memory_holds_the_largest_plan() -> None:
-    """Every slot of the plan starts with, and lists the pages of, the longest possible cached prefix."""
+    """In this plan, every slot has the longest possible cached prefix and lists all pages of the prefix."""
     config = EngineConfig(model=str(DEMO), tensor=2, context_length=1 << 17)
     assert plan_memory_bytes(config) > 2 * 12 * config.max_running_requests * (1 << 17) // config.page_size
     assert plan_memory_bytes(EngineConfig(model=str(DEMO), tensor=2)) == CAPACITY

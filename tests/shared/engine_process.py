@@ -19,7 +19,7 @@ from ports import free_ports
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
 SECONDS = 180.0
-"""Timeout of each wait in seconds."""
+"""Timeout of each wait, in seconds."""
 
 
 class EngineProcess:
@@ -30,7 +30,7 @@ class EngineProcess:
 
         Args:
             folder: Folder for the log, the termination message and the wire socket.
-            address: Address of its HTTP server.
+            address: Address of the engine's HTTP server.
             options: Options of `mizzen engine` that override or extend the defaults.
         """
         self.message, self.log, self.address = folder / "termination-log", folder / "log", address

@@ -28,7 +28,7 @@ def api_requests(metrics: str) -> dict[tuple[str, str, str], float]:
 
 
 def no_namespace_terminates(api: Any) -> bool:
-    """Return whether no namespace is terminating, which would cause work for the operator."""
+    """Return whether no namespace is terminating; a terminating one would cause work for the operator."""
     namespaces = api.request("GET", "/api/v1/namespaces")["items"]
     return not any(namespace["status"]["phase"] == "Terminating" for namespace in namespaces)
 

@@ -170,7 +170,7 @@ class Server(ThreadingHTTPServer):
 
     @contextmanager
     def sending(self) -> Iterator[None]:
-        """Count a file as being sent during the block."""
+        """During the block, count one more file as being sent."""
         with self.counting:
             self._sending += 1
         try:

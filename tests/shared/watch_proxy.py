@@ -1,4 +1,4 @@
-"""A proxy in front of an API server that cuts, mutes and refuses watches."""
+"""A proxy that cuts, mutes and refuses the watches of an API server."""
 
 from __future__ import annotations
 

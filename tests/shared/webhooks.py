@@ -109,11 +109,11 @@ def try_pod(api: Any, namespace: str) -> str:
 
 
 def rejects_pods(api: Any, namespace: str) -> bool:
-    """Return whether the API server uses the failing webhook; it begins soon after the registration."""
+    """Return whether the API server uses the failing webhook yet; registrations take effect with a delay."""
     return "failed calling webhook" in try_pod(api, namespace)
 
 
 def is_called(api: Any, namespace: str, webhook: Webhook) -> bool:
-    """Return whether the API server calls the hanging webhook; it begins soon after the registration."""
+    """Return whether the API server calls the hanging webhook yet; registrations take effect with a delay."""
     try_pod(api, namespace)
     return bool(webhook.calls)

@@ -1,4 +1,4 @@
-"""The request table and the packed columns of outputs equal a model of dictionaries and lists."""
+"""The request table and the packed columns of outputs match a model that uses dictionaries and lists."""
 
 from __future__ import annotations
 

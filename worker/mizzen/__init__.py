@@ -1,7 +1,7 @@
 """Mizzen's worker: the engine, the gateway and offline inference.
 
-Public names are imported on first use, so that importing a package without torch (gateway, core) does not
-import torch.
+Public names are imported on first use, so that importing a package that does not need torch (gateway, core)
+does not import torch.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ class PodContainer:
         return True
 
     def _begin_run(self, command: Command, pid: int) -> None:
-        """Set the state of a container whose process has just been started to running; create its probes."""
+        """Set the container's state to `running` once its process has started, and create its probes."""
         self._exited = asyncio.Event()
         ports = {port["name"]: port["containerPort"] for port in self.spec.get("ports", ()) if "name" in port}
         around = self._pod
@@ -276,7 +276,7 @@ class PodContainer:
     async def _back_off(self, *, ran_long: bool) -> None:
         """Wait before a restart, unless it is the first or follows a long run.
 
-        The duration doubles with each wait; a long run resets it.
+        Each wait is twice as long as the previous one, up to MAX_BACKOFF. A long run resets the length.
         """
         self.state = replace(self.state, last=dict(self.state.current))
         if ran_long:
@@ -344,7 +344,7 @@ class PodContainer:
             await self._exited.wait()
 
     def kill(self) -> None:
-        """Send SIGKILL at once, without waiting until the process has ended; do not restart the container."""
+        """Send SIGKILL at once, without waiting for the process to end; do not restart the container."""
         self._stopping = True
         self._wake.set()
         if self._child is not None and not self._exited.is_set():

@@ -42,7 +42,7 @@ class PathMap:
 
 
 def expand_references(text: str, variables: Mapping[str, str]) -> str:
-    """Replace `$(NAME)` with the value of the variable NAME, and `$$` with `$`; keep unknown variables."""
+    """Replace `$(NAME)` with the variable's value and `$$` with `$`; keep references to unknown variables."""
 
     def substitute(match: re.Match[str]) -> str:
         return "$" if match[0] == "$$" else variables.get(match[1], match[0])
@@ -51,7 +51,7 @@ def expand_references(text: str, variables: Mapping[str, str]) -> str:
 
 
 def base_environment(home: Path, hostname: str) -> dict[str, str]:
-    """Return the variables that an image would set, and inherited ones that this machine's programs need."""
+    """Return the variables that an image would set, and the inherited ones that local programs need."""
     inherited = {name: value for name, value in os.environ.items() if INHERITED_VARIABLES.match(name)}
     path = os.environ.get("PATH", os.defpath)
     return {

@@ -97,7 +97,7 @@ class Kubelet:
             table.pop(uid, None)
 
     def _assign_address(self, uid: str) -> str:
-        """Return a free pod address; a released address is reused as late as possible."""
+        """Return a free address for a pod; a released address is reused as late as possible."""
         taken = set(self._address_numbers.values())
         for _ in range(1020):
             number, self._next_number = self._next_number, (self._next_number + 1) % 1020
@@ -228,7 +228,7 @@ class Kubelet:
 
 
 def limit_logs(folder: Path, live: set[Path]) -> None:
-    """Truncate logs that are too large, and keep the logs of only the newest MAX_LOG_FOLDERS ended pods.
+    """Truncate logs that are too large, and delete the logs of all but the newest MAX_LOG_FOLDERS ended pods.
 
     Args:
         folder: folder with one subfolder of logs per pod.

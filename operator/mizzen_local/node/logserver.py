@@ -85,7 +85,7 @@ class _LogServer:
     async def logs(self, request: web.Request) -> web.StreamResponse:
         """Send a log; for a request with `follow`, also send new lines until the container's run has ended.
 
-        Other clients than the API server are rejected, because it checks whether the user may read the log.
+        Only the API server is accepted as a client, because it has checked whether the user may read the log.
         """
         if _common_name(request) != KUBELET_CLIENT:
             raise web.HTTPForbidden(text="only the API server may read logs here")

@@ -1,7 +1,8 @@
 """DNS names of pods: a local cluster has no DNS, so addresses replace the names in commands and variables.
 
 The name of a pod with a `subdomain` is HOSTNAME.SUBDOMAIN.NAMESPACE.svc. It resolves as soon as the pod is
-bound to the node, ready or not, as with a headless Service with `publishNotReadyAddresses`.
+bound to the node, even if the pod is not ready. A headless Service with `publishNotReadyAddresses` behaves
+likewise.
 """
 
 from __future__ import annotations

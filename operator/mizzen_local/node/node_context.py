@@ -37,7 +37,7 @@ class NodeContext:
     names: PodNames = field(default_factory=PodNames)
 
     def mark(self, *names: str) -> str:
-        """Return the prefix of MIZZEN_LOCAL_MARK that selects certain processes of the node's pods.
+        """Return a prefix for values of MIZZEN_LOCAL_MARK; it selects certain processes of the node's pods.
 
         Args:
             names: without names, the prefix selects the processes of all pods; with a pod's uid, those of

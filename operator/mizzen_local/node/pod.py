@@ -151,7 +151,7 @@ class PodRunner:
             container.kill()
 
     async def stop_quietly(self) -> None:
-        """Terminate the containers within a second, because the node stops; report nothing to the API."""
+        """Terminate the containers within a second, without writing to the API; the node is stopping."""
         self._reports_nothing = True
         await self._stop(1.0)
 

@@ -35,8 +35,8 @@ class Probe:
         """Run the probe periodically until cancelled.
 
         Args:
-            report: called after each run with which the number of consecutive successes or failures has
-                reached its threshold; given True for successes or False for failures, and the run's outcome.
+            report: called after each run if the number of consecutive successes or failures is at or above
+                its threshold; its arguments are whether the run succeeded, and the run's outcome.
         """
         await asyncio.sleep(self._spec.get("initialDelaySeconds", 0))
         loop = asyncio.get_running_loop()

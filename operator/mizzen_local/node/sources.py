@@ -60,7 +60,8 @@ class PodSources:
             reference: reference with `name` (or `secretName`), and possibly `optional`.
 
         Raises:
-            MissingError: the object does not exist and is not optional, or the node may not read it yet.
+            MissingError: the object does not exist and is not optional, or the node is not yet permitted to
+                read it.
         """
         name = reference.get("name") or reference.get("secretName", "")
         try:

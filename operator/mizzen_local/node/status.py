@@ -88,8 +88,8 @@ def pod_conditions(
     Args:
         inputs: inputs of the status.
         current: phase of the pod.
-        before: the conditions that were written last, by type; their transition times are kept if their
-            status has not changed.
+        before: the conditions that were written last, by type; a condition whose status has not changed
+            keeps its transition time.
     """
     has_ended = current in ("Succeeded", "Failed")
     ended = {"reason": "PodCompleted" if current == "Succeeded" else "PodFailed"}

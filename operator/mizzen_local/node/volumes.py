@@ -31,7 +31,7 @@ class Volumes:
         """Create all volumes, and update files that come from the API.
 
         Args:
-            pod: the pod, with the addresses in its status.
+            pod: the pod; its status must contain its addresses.
 
         Raises:
             MissingError: an object does not exist, or a kind of volume is not supported.

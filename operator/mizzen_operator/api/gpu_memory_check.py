@@ -37,7 +37,8 @@ def check_gpu_memory(service: InferenceService) -> MemoryCheck | None:
     """Compare the memory that a rank needs with the part of its GPU's memory that the engine may use.
 
     Returns:
-        The result; None if the spec does not declare both sizes, or the engine runs on the CPU.
+        The result; None if the spec lacks the number of parameters or the GPU's memory, or the engine runs on
+        the CPU.
     """
     if not (service.parameters and service.gpu_memory) or service.engine.device == "CPU":
         return None

@@ -37,9 +37,9 @@ SERVICE_ACCOUNT_UID = "mizzen.dev/service-account-uid"
 """Annotation of gateway pods: uid of the ServiceAccount to which the pods' tokens are bound."""
 
 ROTATE_KEYS = "mizzen.dev/rotate-keys"
-"""Annotation of services and Secrets: a changed value on a service requests new keys.
+"""Annotation of services and Secrets; changing its value on a service requests new keys.
 
-On the service's Secrets, it is the value that was handled last.
+On the service's Secrets, the annotation holds the value that was handled last.
 """
 KEYS_MADE, NEXT_KEYS_MADE = "mizzen.dev/keys-made", "mizzen.dev/next-keys-made"
 """Annotations of Secrets: creation times of the present and of the next generation of keys."""

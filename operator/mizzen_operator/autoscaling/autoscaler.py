@@ -63,7 +63,7 @@ class _ServiceScaling:
 class Autoscaler:
     """Scales all services with `spec.autoscaling`.
 
-    The reconcile of a service registers it by `observe_service`.
+    Each reconcile of a service calls `observe_service`, which registers the service.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class Autoscaler:
         return self._services[key].competing_hpa if key in self._services else ""
 
     def scale_history(self, key: ServiceKey) -> Sequence[Mapping[str, Any]]:
-        """Return a service's scale changes by this process, the latest last, as in `status.scaleHistory`."""
+        """Return this process's scale changes of a service, the latest last, as in `status.scaleHistory`."""
         return tuple(self._services[key].scale_history) if key in self._services else ()
 
     def decide_now(self, key: ServiceKey) -> None:
-        """Decide on a service at once, not at the next period, if requests wait because no engine serves."""
+        """Decide on a service at once if its requests wait because no engine serves; else do nothing."""
         if key in self._services and self._gateway_watch.holds_requests(key):
             self._due[key.namespace].add(key)
             self._wake.set()
@@ -213,7 +213,7 @@ def merge_tables(tables: Iterable[Mapping[str, Any]] | None) -> Sample | None:
     """Merge the routing tables of a service's gateways into a sample of its load.
 
     Args:
-        tables: one table per gateway; None, instead of any tables, if a gateway did not answer.
+        tables: one table per gateway; None if at least one gateway did not answer.
 
     Returns:
         The sample; None if `tables` is None or empty.

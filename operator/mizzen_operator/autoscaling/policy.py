@@ -93,7 +93,7 @@ def decide(
     Args:
         settings: `spec.autoscaling`.
         current: `spec.replicas`.
-        sample: load of the service; None if a gateway does not answer, so that only the limits are enforced.
+        sample: load of the service; None if a gateway does not answer: then only the limits are enforced.
         state: state after the last decision.
         now: seconds of a monotonic clock.
 

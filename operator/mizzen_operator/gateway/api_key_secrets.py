@@ -29,8 +29,9 @@ class GatewayKey(NamedTuple):
 class ApiKeySecrets:
     """Finds the Secrets whose label `mizzen.dev/api-keys` names a gateway.
 
-    The Secrets are listed at each reconcile of a gateway that uses them, and `changed_gateways` compares all
-    of them between reconciles. So the permission to list suffices, and no watch has to be kept alive.
+    Each reconcile of a gateway that uses such Secrets lists them. Between reconciles, `changed_gateways`
+    lists the Secrets of all gateways to find changes. So the permission to list suffices, and no watch has to
+    be kept alive.
     """
 
     def __init__(self, kube: KubeClient, namespace: str) -> None:
@@ -79,7 +80,7 @@ class ApiKeySecrets:
         self._selected.pop(gateway_key, None)
 
     async def changed_gateways(self) -> list[GatewayKey]:
-        """Return the gateways that should no longer mount the same Secrets as at their last reconcile.
+        """Return the gateways that should mount other Secrets than at their last reconcile.
 
         Raises:
             KubeError: the API server failed.

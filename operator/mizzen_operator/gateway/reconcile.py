@@ -1,6 +1,7 @@
 """Reconciles a service's gateway, dedicated or shared, and advances the rotation of its keys.
 
-Each reconcile of a service calls it before the groups are handled. It calls `dedicated.py` or `shared.py`.
+Each reconcile of a service calls this module before it handles the groups; the module then calls
+`dedicated.py` or `shared.py`.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ class GatewayReconciler:
         return tuple(other for other in self.services_sharing(key.namespace) if other != key)
 
     def add_member(self, key: ServiceKey) -> None:
-        """Record that a service uses the shared gateway, so that it is reconciled if the gateway changes."""
+        """Record that a service uses the shared gateway, and is to be reconciled when the gateway changes."""
         self._members.add(key)
 
     def remove_member(self, key: ServiceKey) -> tuple[ServiceKey, ...]:
@@ -196,7 +197,7 @@ class GatewayReconciler:
 
 
 def token_refused_reason(service: InferenceService) -> BlockingReason:
-    """Return the reason, with a remedy, to report if a gateway's token differs from the one in its Secret."""
+    """Return the reason to report if a gateway's token differs from the one in its Secret, with a remedy."""
     secret = (
         child_names.SHARED_GATEWAY if service.shares_gateway else child_names.root_keys_secret(service.name)
     )

@@ -110,7 +110,7 @@ def live_owner_names(live: Mapping[str, Any] | None, services: Sequence[Mapping[
 
 
 def _served_models(config: Mapping[str, Any]) -> dict[str, tuple[list[str], bool]]:
-    """Return, by service name, the model names and whether the service is suspended, from a ConfigMap."""
+    """Return the services in a ConfigMap: by name, their model names and whether they are suspended."""
     content = config.get("data", {}).get(labels.SERVICES_FILE)
     entries: list[dict[str, Any]] = json.loads(content)["services"] if content else []
     return {entry["name"]: (entry["models"], entry["suspended"]) for entry in entries}

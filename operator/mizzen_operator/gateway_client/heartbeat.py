@@ -1,4 +1,4 @@
-"""Detects gateways that hang, by a UDP ping per second that each gateway echoes. `watch.py` uses it.
+"""Detects gateways that hang: each gateway gets a UDP ping every second and echoes it. For `watch.py`.
 
 An open HTTP request does not reveal a hang: the kernel keeps the connections of a stopped process. If a
 gateway has replied before and then misses two pings, it gets an HTTP request, and counts as hung if that
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 PERIOD_SECONDS = 1.0
 SLICES = 10
-"""Number of slices of each period.
+"""Number of slices into which each period of PERIOD_SECONDS is divided.
 
 The pings of the gateways are spread over the slices, so that the replies fit into the receive buffer.
 """
@@ -26,7 +26,7 @@ HUNG_SECONDS = 2.1
 CONFIRM_SECONDS = 0.5
 """Timeout of the HTTP request that is sent to a gateway whose replies are missing."""
 STALL_SECONDS = 0.25
-"""Delay of our own event loop above which missing replies say nothing about the gateways."""
+"""Delay of this process's event loop above which missing replies say nothing about the gateways."""
 
 
 @dataclass(slots=True)

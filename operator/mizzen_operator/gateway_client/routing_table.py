@@ -14,7 +14,7 @@ class ApiKeys:
     Attributes:
         in_force: number of accepted keys.
         problem: why the gateway still accepts the previous keys instead of the keys in the present files;
-            empty if it accepts the latter.
+            empty if it accepts the keys in the present files.
     """
 
     in_force: int

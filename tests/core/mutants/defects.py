@@ -23,10 +23,10 @@ MUTANTS: dict[str, Callable[[SchedulerConfig], Scheduler]] = {}
 
 
 def replace(target_of: Callable[[Scheduler], Any], name: str) -> Callable[[Callable[..., Any]], None]:
-    """Register a mutant whose scheduler has a method replaced by the decorated function.
+    """Register a mutant: a scheduler in which the decorated function replaces a method.
 
-    At each call of the method, the function gets the method's object, the original method bound to that
-    object, and the arguments of the call.
+    At each call, the function gets the object on which the method was called, the original method bound to
+    that object, and the arguments of the call.
 
     Args:
         target_of: returns the object whose method is replaced: the given scheduler, or a part of it.

@@ -59,7 +59,7 @@ def requests() -> list[Request]:
 
 
 def run(engine: Engine, requests: list[Request], abort: set[int] = frozenset()) -> dict[int, Any]:  # type: ignore[assignment]
-    """Run requests and abort some; return each request's tokens, logprobs and embedding by its id.
+    """Run requests and abort some; return the tokens, logprobs and embedding of each, by request id.
 
     Logprobs and embeddings are rounded. The result of an aborted request is None. Requests with odd ids are
     submitted a few steps later than the others.

@@ -148,7 +148,10 @@ def builder() -> GrammarBuilder:
 
 
 def sample(compiled: xgrammar.CompiledGrammar, rng: random.Random, most: int = 300) -> str | None:
-    """Sample a text of a grammar, byte by byte; None if it grows too long or splits a character."""
+    """Sample a text of a grammar, byte by byte.
+
+    Return None if the text does not end within `most` bytes.
+    """
     matcher = xgrammar.GrammarMatcher(compiled)
     bits = np.empty((1, -(-VOCABULARY // 32)), np.int32)
     sampled = bytearray()

@@ -81,7 +81,7 @@ def test_other_linear_methods_are_never_bypassed() -> None:
 def test_fused_additions_leave_a_models_residual_stream_unchanged(
     family: str, kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stream is compared in every layer; in the last, only the sampled rows remain after attention."""
+    """The stream is compared in every layer; the last layer keeps only the sampled rows after attention."""
     kit.save_model(tmp_path, family)
     options = EngineOptions(
         model=str(tmp_path), device="cpu", max_running_requests=5, prefill_chunk_tokens=64, page_size=4

@@ -100,7 +100,10 @@ def test_step_bytes_are_the_peak_without_kv(monkeypatch: pytest.MonkeyPatch) -> 
 def test_cpu_engines_and_several_ranks_use_the_memory_estimate(
     kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several ranks would have to run the measured step together. The memory of graphs is always added."""
+    """With several ranks, step memory is not measured, because all ranks would have to run the step together.
+
+    The memory of graphs is added to measured and estimated step memory.
+    """
     kit.save_model(tmp_path, "qwen3")
     monkeypatch.setattr(model_setup, "measure_step_bytes", lambda *given: 500)
     options = EngineOptions(model="m", tensor=2)

@@ -21,7 +21,7 @@ OPTIONS: dict[str, Any] = {"device": "cpu", "skip_tokenizer": True, "kv_cache_to
 
 
 def save_base(kit: SimpleNamespace, folder: Path, family: str) -> Any:
-    """Save a random model without its head, as `AutoModel` does; return it."""
+    """Save a random model without its head, as `AutoModel` does; return the saved model."""
     model = kit.save_model(folder, family).model
     (folder / "model.safetensors").unlink()
     model.save_pretrained(folder)

@@ -24,7 +24,7 @@ def test_backlogged_flows_differ_by_at_most_one_item_of_each(
 ) -> None:
     """The bound of Goyal, Vin and Cheng for two backlogged flows: |W1/w1 - W2/w2| <= c1/w1 + c2/w2.
 
-    W is the cost that was served of a flow, w is the flow's weight, and c is the largest cost of its items.
+    For each flow, W is the total cost of its served items, w its weight, and c the largest cost of an item.
     The bound holds whatever other flows send.
     """
     queue: FairQueue[tuple[int, int]] = FairQueue()
@@ -74,7 +74,7 @@ def test_removed_items_leave_no_memory(keep: int) -> None:
 
 
 class QueueModel:
-    """Model of a fair queue, to check its invariants after any operations."""
+    """A fair queue and a simple model of it; `pop` and `remove` compare the queue with the model."""
 
     def __init__(self) -> None:
         self.queue: FairQueue[int] = FairQueue()

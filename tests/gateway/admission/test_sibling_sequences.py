@@ -1,4 +1,4 @@
-"""Requests with more sequences than the capacity: sequences wait, and other requests are not delayed."""
+"""Requests with more sequences than can run at once: sequences wait, and other requests are not delayed."""
 
 from __future__ import annotations
 

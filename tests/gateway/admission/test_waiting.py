@@ -99,7 +99,7 @@ async def test_engine_gets_no_more_requests_than_it_runs_and_queues(
 async def test_requests_wait_for_an_engine_to_be_started(
     live: Any, scripted: Any, tmp_path: Any, until: Any
 ) -> None:
-    """While no engine runs, requests wait beyond the queue timeout, and the operator sees their number."""
+    """While no engine runs, requests outlast the queue timeout, and the operator sees how many wait."""
     token = tmp_path / "admin.token"
     token.write_text("s3cret\n")
     options = {"queue_timeout_seconds": 0.2, "wake_timeout_seconds": 60, "queue_size": 3}

@@ -1,4 +1,4 @@
-"""Token buckets never give more than their rate, and refill a debt first."""
+"""Token buckets never give out more tokens than their rate allows; a refill first pays off a debt."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from mizzen.wire.messages import RefusalCode
 async def test_long_step_loses_no_stream_and_gets_no_new_request(
     live: Any, scripted: Any, until: Any
 ) -> None:
-    """A prompt that keeps an engine busy for long must not end the engine's other requests."""
+    """A prompt that keeps an engine busy for a long time must not end the engine's other requests."""
     slow, second_engine = scripted(), scripted()
     gateway = await live(slow, engine_timeout_seconds=0.5)
     slow.does.step_seconds = 0.02  # so that all answers are incomplete when the long step begins
@@ -47,7 +47,7 @@ async def test_long_step_loses_no_stream_and_gets_no_new_request(
 async def test_circuit_breaker_opens_and_closes_around_a_failing_engine(
     live: Any, scripted: Any, until: Any
 ) -> None:
-    """The breaker is closed, open, half-open for one probe, open for longer, and at last closed again."""
+    """The breaker is first closed, then open, half-open for one probe, open for longer, and closed again."""
     bad, good = scripted(), scripted()
     gateway = await live(bad, good, breaker_failures=2, queue_timeout_seconds=60)
     (first,) = [e for e in gateway.gateway.table if e.discovered.endpoint == bad.endpoint]
@@ -71,7 +71,7 @@ async def test_circuit_breaker_opens_and_closes_around_a_failing_engine(
 
 
 async def test_silent_engine_is_suspect_long_before_its_timeout(live: Any, scripted: Any, until: Any) -> None:
-    """Requests without a first token are retried on another engine; requests with tokens stay."""
+    """Requests that have no token yet are retried on another engine; the others stay on the silent engine."""
     mute, second_engine = scripted(), scripted()
     gateway = await live(mute, engine_suspect_seconds=0.3, engine_timeout_seconds=60, engine_lost_seconds=120)
     mute.does.step_seconds = 0.02

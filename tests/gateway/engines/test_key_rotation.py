@@ -58,7 +58,7 @@ class MountedKeys:
 
 
 class Engine:
-    """A simulated engine that has a key folder of its own, and the engine's processes."""
+    """A simulated engine, with its processes and its own key folder."""
 
     def __init__(self, folder: Path, model: Path, keys: MountedKeys) -> None:
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""The load of an engine includes every request of this gateway until its last token."""
+"""The load of an engine includes each of this gateway's requests until the request's last token."""
 
 from __future__ import annotations
 

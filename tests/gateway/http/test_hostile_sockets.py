@@ -58,7 +58,7 @@ GARBAGE: dict[str, bytes] = {
 
 
 async def exchange(url: str, data: bytes, half_close: bool) -> bytes:
-    """Send bytes to a gateway; return what it sends until it closes the connection or falls silent."""
+    """Send bytes to a gateway; return all bytes that it sends until it closes the connection or is silent."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     received = b""

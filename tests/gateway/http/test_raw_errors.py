@@ -87,7 +87,10 @@ async def test_http_1_0_clients_get_no_chunked_encoding(live: Any, scripted: Any
 
 
 async def test_trailing_slash_is_ignored(live: Any, scripted: Any) -> None:
-    """After a redirect, a client may omit the body, or the API key if the redirect names another host."""
+    """The server does not redirect to the path without the slash.
+
+    After a redirect, a client may omit the body, or the API key if the redirect names another host.
+    """
     gateway = await live(scripted())
     async with httpx.AsyncClient(timeout=60) as http:
         answer = await http.post(f"{gateway.url}/v1/completions/", json=BODY)

@@ -25,7 +25,7 @@ from tenant_kit import ALICE, BOB, key_file
 BODY = {"model": "demo", "prompt": [5, 6, 7], "stream": True, "return_token_ids": True}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
 MANY = 20_000
-"""Number of tokens in an answer; its events exceed the buffers of an `unread` connection."""
+"""Number of tokens in an answer whose events do not fit into the buffers of an `unread` connection."""
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ async def completes(gateway: Any, key: str = "none") -> None:
 async def test_client_that_does_not_read_blocks_no_other(
     live: Any, scripted: Any, until: Any, unread: Any, choices: int
 ) -> None:
-    """As many clients as `max_in_flight` do not read; each gets its complete answer when it reads later."""
+    """`max_in_flight` clients do not read for a while; afterwards, each of them reads its complete answer."""
     engine = scripted(context_length=100_000)
     engine.does.tokens_a_step = 50
     gateway = await live(engine, max_in_flight=3)
@@ -141,7 +141,7 @@ async def test_stop_string_ends_an_answer_that_is_not_read(
 async def test_unread_output_of_all_clients_is_bounded(
     live: Any, scripted: Any, until: Any, unread: Any, tmp_path: Path
 ) -> None:
-    """The tenant with the most unread output loses its largest answer; another tenant's is kept."""
+    """The tenant with the most unread output loses its largest answer; the other tenant keeps its answer."""
     path = tmp_path / "keys.yaml"
     path.write_text(key_file({"name": "a", "key": ALICE}, {"name": "b", "key": BOB}))
     engine = scripted(context_length=100_000)

@@ -89,7 +89,7 @@ async def test_event_loop_runs_while_a_large_body_is_parsed() -> None:
 
 
 class ControlledReader:
-    """A body reader whose parser waits for `free`; `order` lists the bodies whose parsing has begun."""
+    """A body reader whose parser waits until `free` is set; `order` lists the bodies it began to parse."""
 
     def __init__(self) -> None:
         self.reader = BodyReader()

@@ -113,7 +113,7 @@ TestIndex = IndexMachine.TestCase
 
 
 def test_prefix_index_memory_per_block_and_bound() -> None:
-    """An index that receives too many blocks keeps to its limits of blocks and of memory per block."""
+    """An index that receives too many blocks stays within its limits of size and of memory per block."""
     draw, blocks = random.Random(3), 40_000
     gc.collect()
     tracemalloc.start()

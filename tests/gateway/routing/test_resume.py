@@ -23,7 +23,7 @@ PATIENT = {
     "engine_lost_seconds": 120,
     "engine_suspect_seconds": 60,
 }
-"""Long timeouts, so that on slow machines no request is lost except by the test itself."""
+"""Timeouts that are long enough for slow machines, so that only the test itself interrupts requests."""
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ async def ask(client: openai.AsyncOpenAI, stream: bool, **options: Any) -> dict[
 
 
 def received(engine: Any) -> list[int]:
-    """Return the number of tokens received so far of each running answer of an engine, in ascending order."""
+    """Return the numbers of tokens received so far, one for each running answer of an engine, sorted."""
     return sorted(stream.received for stream in engine.link._handles.all())
 
 
@@ -112,7 +112,7 @@ async def test_answer_resumes_on_another_engine(
 async def test_resume_after_any_token_leaves_no_trace(
     live: Any, scripted: Any, story: list[int], stop: Any
 ) -> None:
-    """Text, stop strings, logprobs and counts are the same, at whatever token an engine is lost."""
+    """Text, stop strings, logprobs and counts do not depend on the token at which an engine is lost."""
     engines = [scripted(), scripted(), scripted()]
     for engine in engines:
         engine.does.reply, engine.does.end, engine.does.step_seconds = story, story[-1], 0.001

@@ -28,7 +28,7 @@ from mizzen.gateway.routing.session import MAX_SESSION_CHARACTERS, SESSION_HEADE
 
 @dataclass(eq=False)
 class FakeEngine:
-    """A candidate of the router with fixed load and prefixes."""
+    """An engine from which the router can choose; tests set its load and its cached prefixes."""
 
     name: str
     serving: bool = True
@@ -88,7 +88,7 @@ def test_ties_go_to_the_less_loaded_of_two() -> None:
 def test_hot_prefix_spreads_over_engines(session: str) -> None:
     """All requests have one prefix, and in one case also one session.
 
-    Once the total load is large, no engine exceeds the load factor by more than one request.
+    Once the total load is large, the load of an engine exceeds 125 % of the mean by at most one request.
     """
     engines = [FakeEngine(name) for name in "abcd"]
     router = default_router(125)

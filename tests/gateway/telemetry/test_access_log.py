@@ -22,7 +22,7 @@ BODY = {"model": "demo", "messages": [{"role": "user", "content": SECRET}], "max
 
 
 class Lines:
-    """The JSON lines that were written to standard output so far."""
+    """The JSON lines that have been written to standard output so far."""
 
     def __init__(self, read: Callable[[], bytes]) -> None:
         self._read = read
@@ -109,7 +109,7 @@ async def test_access_log_includes_interrupted_answers(
 async def test_access_log_marks_internal_errors(
     scripted: Any, live: Any, until: Any, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An internal error is not logged as a disconnect, and has the request id of its traceback."""
+    """An internal error is logged with status 500, not as a disconnect; its response has the request id."""
     gateway = await live(scripted())
 
     def broken(*_: object) -> None:

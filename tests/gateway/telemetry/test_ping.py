@@ -14,7 +14,7 @@ HOSTS = ("127.143.7.2", "127.143.7.3")
 
 
 async def test_ping_ports_do_not_answer_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If they did, one datagram with a forged sender address would keep two gateways busy forever."""
+    """If ping ports answered each other, one forged datagram would keep two gateways busy forever."""
     port = free_ports(HOSTS[0])
     came: list[bytes] = []
     receive = ping.PingProtocol.datagram_received

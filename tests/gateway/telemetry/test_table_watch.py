@@ -118,7 +118,7 @@ async def test_long_poll_returns_when_a_request_waits_for_an_engine(live: Any, t
 async def test_long_poll_returns_when_an_engines_problem_changes(
     live: Any, scripted: Any, free_endpoint: str, tmp_path: Any
 ) -> None:
-    """The engine stays broken: at first no process listens, and then an engine with another protocol does."""
+    """The engine stays broken: first, no process listens; then one listens, but has another protocol."""
     token = tmp_path / "admin.token"
     token.write_text("s3cret\n")
     gateway = await live(free_endpoint, wait=False, admin_token_file=str(token))

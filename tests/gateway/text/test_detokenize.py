@@ -1,4 +1,4 @@
-"""Incremental decoding equals decoding all tokens at once, and stop strings cut both at the same place."""
+"""Incremental decoding gives the same text as decoding all tokens at once, with and without stop strings."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_cost_per_token_is_constant(any_tokenizer: Tokenizer) -> None:
 
 
 def reference_cut(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
-    """Cut a text at the stop string that is completed first, by checking every prefix of the text.
+    """Check every prefix of a text, and cut the text at the stop string that is completed first.
 
     Returns:
         The text before the stop string, and whether one was found.

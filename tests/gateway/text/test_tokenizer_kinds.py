@@ -80,8 +80,8 @@ def byte_level(built: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 def sentence_piece(prepend: str, strip: bool) -> tokenizers.Tokenizer:
     """Return a BPE tokenizer with byte fallback.
 
-    With `prepend` "first" and `strip`, it is like those of Llama 2 and Mistral; with `prepend` "never" and
-    without `strip`, it is like Gemma's.
+    With `prepend` "first" and `strip`, it is like the tokenizers of Llama 2 and Mistral; with `prepend`
+    "never" and without `strip`, it is like Gemma's.
     """
     trained = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
@@ -102,8 +102,8 @@ def sentence_piece(prepend: str, strip: bool) -> tokenizers.Tokenizer:
 def unigram(byte_fallback: bool) -> tokenizers.Tokenizer:
     """Return a Unigram tokenizer.
 
-    With `byte_fallback`, it is like Unigram models that SentencePiece exports; without, it is like those of
-    T5 and XLM-R, whose decoder is Metaspace.
+    With `byte_fallback`, it is like the Unigram models that SentencePiece exports. Without it, it is like the
+    tokenizers of T5 and XLM-R, whose decoder is Metaspace.
     """
     trained = tokenizers.Tokenizer(models.Unigram())
     trained.normalizer = normalizers.NFKC()
@@ -150,13 +150,13 @@ def kind(request: pytest.FixtureRequest) -> Tokenizer:
 
 
 def split_ids(data: st.DataObject, ids: Sequence[int]) -> list[list[int]]:
-    """Return ids split into pieces of any size, including empty ones."""
+    """Return `ids`, split into pieces of random sizes; pieces may be empty."""
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=8)))
     return [list(ids[a:b]) for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True)]
 
 
 def cut_at_stop(text: str, stops: tuple[str, ...]) -> str | None:
-    """Cut a text at the stop string that is completed first, by checking every prefix of the text.
+    """Check every prefix of a text, and cut the text at the stop string that is completed first.
 
     Returns:
         The text before the stop string; None if the text contains no stop string.

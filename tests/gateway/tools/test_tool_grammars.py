@@ -78,7 +78,7 @@ def walk(match: xgrammar.GrammarMatcher, size: int, chance: random.Random, text:
 
 
 def check(family: ToolFamily, tokens: list[int], text: Tokenizer, reasoning: ReasoningFamily | None) -> bool:
-    """Return False if tokens were cut off at MAX_TOKENS; otherwise, check that they consist only of calls."""
+    """Check that tokens consist only of calls, and return True; if MAX_TOKENS cut them off, return False."""
     shown = (*family.shown_tokens, *((reasoning.begin, reasoning.end) if reasoning is not None else ()))
     decoder = text.detokenizer(shown=shown)
     output = ParsedOutput(

@@ -121,7 +121,10 @@ class CapturedBatch:
     def check(
         self, slots: Int64, lengths: Int32, close: Callable[[torch.Tensor, torch.Tensor], None]
     ) -> None:
-        """Replay the graph with these slots [rows] and lengths [rows]; compare the outputs by `close`."""
+        """Replay the graph with these slots [rows] and lengths [rows], and check the outputs.
+
+        `close` compares the output of each layer with that of the reference backend.
+        """
         self.slots.copy_(torch.from_numpy(slots.astype(np.int32)))
         self.lengths.copy_(torch.from_numpy(lengths))
         self.out.fill_(float("nan"))

@@ -75,7 +75,10 @@ def test_the_device_plan_equals_the_host_plan(mix: str, kv_heads: int, window: i
 
 
 class Batch:
-    """A decode batch over random KV in scattered pages; the kernel's cache is NaN outside the rows."""
+    """A decode batch over random KV in scattered pages.
+
+    In the kernel's cache, unlike the reference's, all entries that belong to no row are NaN.
+    """
 
     def __init__(self, lengths: list[int], geometry: Geometry, page: int, stored: torch.dtype) -> None:
         self.lengths = np.array(lengths, np.int32)

@@ -122,9 +122,9 @@ def own_logits(folder: Path, dtype: str, fusion: str, rows: list[list[int]]) -> 
 
 
 def check_tokens(actual: torch.Tensor, exact: torch.Tensor, strict_rows: int) -> None:
-    """Compare the greedy tokens with those of `exact`: in the first `strict_rows` rows, they are equal.
+    """Check that the greedy tokens in the first `strict_rows` rows equal those of `exact`.
 
-    In the other rows, they are as probable as the best tokens, except for rounding.
+    In the other rows, they must be as probable as the best tokens, except for rounding.
     """
     chosen = actual.argmax(-1)
     assert torch.equal(chosen[:strict_rows], exact.argmax(-1)[:strict_rows])

@@ -68,7 +68,7 @@ except StepFailed as error:
 llm.close()
 os._exit(int(follower.is_running() and follower.status() != psutil.STATUS_ZOMBIE))
 """
-"""Program that loses a rank; it runs in its own process, because kernels on its GPU may never end."""
+"""Program whose engine loses a rank; it is a separate process, because its GPU kernels may never end."""
 
 
 @GONE

@@ -14,7 +14,7 @@ from tensor_kit import RANKS, generated, generated_twice, log_probabilities, run
 
 pytestmark = tensor_kit.several_gpus
 HEADS = 4
-"""Attention heads of the small models, which limit the number of ranks."""
+"""Number of attention heads in the small models; a group cannot have more ranks than this."""
 
 
 class SingleRank:
@@ -41,7 +41,7 @@ class SingleRank:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> SingleRank:
-    """Output tokens of a single GPU, to which those of several GPUs are compared."""
+    """Output tokens of a single GPU, for comparison with the output tokens of several GPUs."""
     return SingleRank(tmp_path_factory.mktemp("models"))
 
 

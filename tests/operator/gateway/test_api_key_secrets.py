@@ -249,7 +249,7 @@ async def test_changed_gateways_differ_from_the_last_list_and_no_secret_value_is
 
 
 async def wait_for_changes(secrets: ApiKeySecrets, wanted: list[GatewayKey]) -> list[GatewayKey]:
-    """Poll until the changed gateways equal `wanted`, because lists may lag, and return them.
+    """Poll until the changed gateways equal `wanted`, and return them; lists may lag behind writes.
 
     After 30 s, return the changed gateways of the last poll.
     """

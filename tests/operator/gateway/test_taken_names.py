@@ -1,4 +1,4 @@
-"""The operator creates children without reading first, but never takes over an object that exists already."""
+"""The operator creates children without reading them first, but never takes over an existing object."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def binding(role: str, **meta: Any) -> dict[str, Any]:
 
 
 async def bind_new_role(server: OneObject) -> list[str]:
-    """Apply a RoleBinding to the role `new`, and return the requests to the server that this causes."""
+    """Apply a RoleBinding that refers to the role `new`; return the requests that the server receives."""
     applier = Applier(server, Metrics(), UnwatchedChildren())  # pyright: ignore[reportArgumentType]
     await applier.apply([binding("new")], {}, {}, lambda live: None)
     return server.requests

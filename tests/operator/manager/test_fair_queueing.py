@@ -19,7 +19,7 @@ DELAYS = st.sampled_from([0.0, 0.0, 0.0, 0.5, 20.0])
 
 
 class Machine(RuleBasedStateMachine):
-    """A work queue with reconciles of any duration in several namespaces, compared with a model of it."""
+    """A work queue compared with its model, while reconciles of any duration run in several namespaces."""
 
     namespaces = "abcdefgh"
 

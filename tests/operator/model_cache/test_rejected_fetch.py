@@ -50,7 +50,7 @@ def test_a_fetch_whose_pod_is_rejected_reports_why(
 
 
 class Cluster:
-    """An API server with one Job that has no pod; dry runs of the pod may be rejected."""
+    """An API server with one Job that has no pod; it may reject dry runs of the pod's creation."""
 
     def __init__(self, job: dict[str, Any], refusal: KubeError | None) -> None:
         self.job, self.refusal = job, refusal
@@ -75,7 +75,7 @@ class Cluster:
 
 
 def evicted_pod() -> dict[str, Any]:
-    """Return a pod of the Job that was evicted."""
+    """Return an evicted pod of the Job."""
     return {
         "metadata": {
             "name": "demo-fetch-x",

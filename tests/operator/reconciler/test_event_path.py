@@ -31,7 +31,7 @@ PAGE = (ROOT / "docs/operator.md").read_text()
 MAX_CALLS = 15
 DEADLINE_SECONDS = 20.0
 STEP = re.compile(r"^\d+\. `([\w/]+\.py)` `([\w.]+)`", re.MULTILINE)
-"""Matches a step in the list of calls in docs/operator.md; its groups are file and function."""
+"""Matches a step in docs/operator.md's list of calls; the match's groups are the file and the function."""
 KIND = "InferenceService"
 SCHEMA = yaml.safe_load((ROOT / "crds/inferenceservices.yaml").read_text())["spec"]["versions"][0]["schema"]
 
@@ -92,7 +92,7 @@ class Recorder:
 
 
 async def recorded_path(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Send a leading replica the event of a new service; return the calls up to the creation of a pod."""
+    """Send the event of a new service to a leading replica; return the calls until a pod is created."""
     recorder = Recorder()
 
     async def request(

@@ -1,4 +1,4 @@
-"""The minimum number of available pods in PodDisruptionBudgets."""
+"""The `minAvailable` of PodDisruptionBudgets."""
 
 from __future__ import annotations
 

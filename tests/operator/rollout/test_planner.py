@@ -1,4 +1,4 @@
-"""The planner plans the actions of each case in its table; see also `test_planner_properties.py`."""
+"""The planner plans the expected actions in each case of its table; see also `test_planner_properties.py`."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def request_grammar(engine: Any) -> dict[str, Any] | None:
 
 
 async def chat(gateway: Any, stream: bool, **options: Any) -> dict[str, Any]:
-    """Return the message, finish reason and usage of a chat, streamed or not."""
+    """Run a chat, streamed if `stream` is set; return its message, finish reason and usage."""
     options = {"model": "demo", "messages": USER, **options}
     client = gateway.client()
     if not stream:
@@ -69,7 +69,10 @@ async def chat(gateway: Any, stream: bool, **options: Any) -> dict[str, Any]:
 
 
 def merge_calls(calls: list[dict[str, str]], deltas: list[Any]) -> None:
-    """Merge a chunk's tool calls into `calls`: id and name come first, then arguments by index."""
+    """Merge a chunk's tool calls into `calls`.
+
+    The first delta of a call has its id and name; later deltas have its index and parts of its arguments.
+    """
     for delta in deltas:
         if delta.id is not None:
             assert delta.index == len(calls)

@@ -307,7 +307,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         @precondition(lambda self: self._lost_devices())
         @rule(data=st.data())
         def find_a_lost_device_again(self, data: st.DataObject) -> None:
-            """Restart an engine that lost its device; it gets a working one before its pod is deleted."""
+            """Restart an engine that lost its device; it gets a working device before its pod is deleted."""
             name = data.draw(st.sampled_from(self._lost_devices()))
             if self.cluster.simulated[name].group.size == 1:
                 self.cluster.change(name, ended=False, backing_off=False, containers_ready=True, reason="")

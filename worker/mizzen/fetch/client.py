@@ -75,7 +75,7 @@ class FetchClient:
         stop: threading.Event,
         on_retry: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Create a client that opens up to `connections` + 2 connections.
+        """Create a client that has at most `connections` + 2 open connections.
 
         Args:
             timeout: seconds without data after which a request fails.
@@ -113,7 +113,7 @@ class FetchClient:
     def _trace(self, event: str, about: Mapping[str, Any]) -> None:
         """Remember the stream of each new connection for `abandon`; httpx calls this for its trace events.
 
-        For a TLS connection, both the TCP and the TLS event have a stream; the connection uses the latter.
+        A TLS connection causes a TCP and a TLS event, each with a stream, and uses the TLS event's stream.
         """
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             stream = about["return_value"]
@@ -338,7 +338,7 @@ class RateLimiter:
 
 
 def check_range(url: str, response: httpx.Response, start: int, end: int, size: int) -> int:
-    """Check the response to a range request, and return the offset in the file of the response's first byte.
+    """Check the response to a range request, and return the file offset at which the response's data begins.
 
     The offset is `start`, or 0 if the server ignores ranges and sends the whole file.
 

@@ -31,7 +31,7 @@ from mizzen.fetch.store import ModelFolder, filesystem_error
 SEGMENT = 64 * 1024 * 1024
 CHECKPOINT = 8 * 1024 * 1024
 MAX_ROUNDS = 2
-"""If a file's checksum is wrong after this number of downloads, the server's copy is considered corrupt."""
+"""If a file has a wrong checksum after each of this many downloads, the server's copy counts as corrupt."""
 POLL_SECONDS = 0.5
 
 

@@ -1,8 +1,8 @@
 """Plan fetches of artifacts and images in a registry (`oci://`), through the OCI distribution API 1.1.
 
-The layers of a manifest may use three layouts: a layer that is one file, named by the annotation
-`org.opencontainers.image.title` (ORAS) or `org.cncf.model.filepath` (the CNCF's model format); a layer that
-is an archive of files; and a layer of an image that has the files in `/models` (KServe's modelcar).
+Each layer of a manifest has one of three layouts. It is a single file, named by the annotation
+`org.opencontainers.image.title` (ORAS) or `org.cncf.model.filepath` (the CNCF's model format). Or it is an
+archive of files. Or it is the layer of an image whose folder `/models` has the files (KServe's modelcar).
 """
 
 from __future__ import annotations

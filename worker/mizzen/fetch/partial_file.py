@@ -21,7 +21,7 @@ class PartialFile:
     target: Path
     segment: int
     received: dict[int, int] = field(default_factory=dict)
-    """Number of received bytes of each segment that was begun, by the segment's offset in bytes."""
+    """Maps the offset of each segment that was begun to the number of bytes received for it."""
     lock: Lock = field(default_factory=Lock)
 
     @property
@@ -31,7 +31,7 @@ class PartialFile:
 
     @property
     def journal(self) -> Path:
-        """Path of the journal, which has a line per checkpoint: a segment's offset and its received bytes."""
+        """Path of the journal; each line has the offset of a segment and the number of its received bytes."""
         return self.target.with_name(self.target.name + ".partial.done")
 
     @property

@@ -37,7 +37,7 @@ class FetchProgress:
             self._message = message
 
     def start_counting(self, revision: str, total: int, done: int) -> None:
-        """Set the revision, the total number of bytes, and the number `done` of bytes already present.
+        """Set the revision, the total number of bytes, and the number of bytes already present (`done`).
 
         Bytes that were already present do not count towards the rate.
         """

@@ -29,7 +29,7 @@ class Signer:
     one."""
 
     def __init__(self, key: AccessKey | None, region: str) -> None:
-        """Sign requests with `key`; None leaves requests unsigned, as public buckets allow."""
+        """Sign requests with `key`; if it is None, requests are unsigned, which public buckets allow."""
         self._key = key
         self.region = region
 
@@ -138,7 +138,7 @@ def _bucket_url(source: S3Source, region: str, endpoint: str) -> str:
 def _list_objects(
     client: FetchClient, source: S3Source, credentials: Credentials, base: str
 ) -> Iterator[tuple[str, int, str]]:
-    """Yield key, size in bytes and ETag of each object below the prefix."""
+    """Yield the key, the size in bytes and the ETag of each object below the prefix."""
     more, count = "", 0
     while True:
         query = {"list-type": "2", "prefix": source.prefix, **({"continuation-token": more} if more else {})}

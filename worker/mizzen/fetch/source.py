@@ -28,7 +28,7 @@ class HubSource:
 
 @dataclass(frozen=True, slots=True)
 class S3Source:
-    """The objects of a bucket whose names begin with `prefix`, which is empty or ends with a slash."""
+    """A bucket's objects whose names begin with `prefix`, which is empty or ends with a slash."""
 
     bucket: str
     prefix: str = ""

@@ -147,7 +147,7 @@ class ModelFolder:
         return str(plan.get("revision", "")) if plan and plan.get("source") == source else ""
 
     def save_plan(self, source: str, plan: FetchPlan) -> None:
-        """Save a plan, and remove files of an earlier plan unless the new plan lists the same content."""
+        """Save a plan, and remove each file of an earlier plan that the new plan does not list unchanged."""
         before = self._read(PLAN) or {}
         now = {file.path: (file.size, file.digest, file.version) for file in plan.files}
         for old in before.get("files", []):

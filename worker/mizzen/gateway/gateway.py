@@ -188,7 +188,7 @@ class Gateway:
         return new_queue_entry(scope, generation, deadline, first=first, max_tokens=max_context)
 
     def restart_queue_timeout(self, queue_entry: QueueEntry) -> None:
-        """Give a sequence, which starts later than its request, the full queue timeout from now on."""
+        """Restart the queue timeout of a sequence that begins later than its request."""
         queue_entry.deadline = time.monotonic() + self.config.queue_timeout_seconds
 
     @property

@@ -218,7 +218,7 @@ class Services:
         return self._models.get(model)
 
     def list_models(self, tenant: Tenant | None = None) -> list[tuple[str, Service]]:
-        """Return the model names that a tenant may use (None: all names), each with its service."""
+        """Return the model names that `tenant` may use (all names if it is None), each with its service."""
         return [
             (name, service)
             for name, service in self._models.items()

@@ -146,7 +146,7 @@ class Admission:
     def _may_enter(self, entry: QueueEntry) -> bool:
         """Return whether an entry may be admitted now.
 
-        An entry that needs more tokens than the limit may be admitted if nothing else is in flight.
+        If nothing else is in flight, an entry may be admitted even if it needs more tokens than the limit.
         """
         if self.in_flight >= min(self._max_in_flight, self._capacity()):
             return False

@@ -13,7 +13,7 @@ from collections.abc import Hashable
 class FairMutex:
     """Mutex whose next holder comes from the group that was served least recently. Not thread-safe.
 
-    A waiter that is alone in its group waits for at most one holder of each other group.
+    A waiter that is alone in its group waits for at most one holder from each other group.
     """
 
     def __init__(self) -> None:

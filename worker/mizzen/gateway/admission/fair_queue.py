@@ -81,7 +81,7 @@ class FairQueue(Generic[T]):
             self._schedule_head(name, flow)
 
     def push_front(self, item: T) -> None:
-        """Put an item that was popped back, in front of all other items."""
+        """Return a popped item to the queue, in front of all other items."""
         self._front.appendleft(item)
 
     def peek(self) -> T | None:
@@ -130,13 +130,18 @@ class FairQueue(Generic[T]):
         return True
 
     def charge(self, group: Hashable, flow_class: Hashable, cost: float) -> None:
-        """Charge a flow `cost`: an item's actual cost minus its announced cost; negative for a refund."""
+        """Charge a flow the difference between the actual and the announced cost of an item.
+
+        This difference is `cost`; if it is negative, the flow gets a refund.
+        """
         flow = self._flows.get((group, flow_class))
         if flow is not None:
             flow.debt += cost / flow.weight
 
     def choose_victim(self, group: Hashable, removable: Callable[[T], bool] = lambda item: True) -> T | None:
-        """Return the item to evict: the newest in the lightest flow of the group with the most items.
+        """Return the item to evict from the group that has the most items.
+
+        It is the newest item in the group's flow with the smallest weight.
 
         Args:
             group: group that wants to add an item.

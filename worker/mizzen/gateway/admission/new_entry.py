@@ -14,7 +14,7 @@ from mizzen.gateway.requests.generation_request import GenerationRequest
 from mizzen.gateway.routing.interfaces import EXPECTED_OUTPUT_TOKENS
 
 CHARACTERS_PER_TOKEN = 4
-"""Assumed characters per token of text that is not tokenized yet; on average, tokens are a little longer."""
+"""Assumed number of characters per token in untokenized text; the actual mean is a little higher."""
 
 
 def new_queue_entry(
@@ -45,7 +45,7 @@ def new_queue_entry(
 
 
 def estimate_tokens(generation: GenerationRequest, *, prompt: bool = True) -> int:
-    """Estimate the output tokens of a sequence and, with `prompt`, its prompt tokens, before tokenization."""
+    """Estimate a sequence's tokens before tokenization: its output and, if `prompt` is true, its prompt."""
     output = generation.sampling.max_tokens or EXPECTED_OUTPUT_TOKENS
     return (estimate_prompt_tokens(generation) if prompt else 0) + output
 

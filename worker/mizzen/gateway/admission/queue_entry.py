@@ -30,10 +30,10 @@ class QueueEntry:
     output_tokens: int = 0
     """Number of output tokens that the client received, to charge when the entry is settled."""
     served: bool = False
-    """True if an engine completed a request without output tokens, such as an embedding."""
+    """True if an engine completed a request that generates no tokens, such as an embedding."""
     waited_seconds: float = 0.0
     siblings: SiblingSequences | None = field(default=None, repr=False)
-    """State shared with the request's other sequences; None if it has no others or this one has begun."""
+    """State shared with the request's other sequences; None if there are none or this sequence has begun."""
     granted: asyncio.Future[None] | None = field(default=None, repr=False)
     """Future that completes when the entry is admitted, and fails when it is rejected."""
     deadline_timer: asyncio.TimerHandle | None = field(default=None, repr=False)

@@ -29,7 +29,7 @@ class SiblingSequences:
 
     @property
     def wait_deadline(self) -> float:
-        """Time until which waiting sequences may wait, on the monotonic clock; 0 before any has run."""
+        """Time on the monotonic clock until which the waiting sequences may wait; 0 before any has run."""
         return time.monotonic() + self.seconds if self._running else self._until
 
     @property

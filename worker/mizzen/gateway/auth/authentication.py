@@ -1,4 +1,4 @@
-"""Before a request's body is read: authenticates the request by API key, and limits rate and parallelism."""
+"""Authenticates requests by API key and limits their rate and parallelism, before their bodies are read."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Tenant:
         self.set_grant(grant)
 
     def set_grant(self, grant: Grant) -> None:
-        """Apply a changed grant of the same key; tokens and requests used before still count."""
+        """Apply a changed grant of the same key; earlier requests and their tokens still count."""
         self.grant = grant
         self.requests = self._bucket(self.requests, grant.requests_per_minute)
         self.tokens = self._bucket(self.tokens, grant.tokens_per_minute)

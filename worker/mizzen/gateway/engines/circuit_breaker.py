@@ -42,7 +42,7 @@ class CircuitBreaker:
 
     The caller ends each `begin_request` with `record_success`, `record_failure` or `cancel_request`. A new
     period starts when the breaker opens and when it is reset. An outcome counts only in the period in which
-    its request began. A stream from before the breaker opened thus neither closes it nor keeps it open.
+    its request began. Thus a stream that began before the breaker opened neither closes it nor keeps it open.
     """
 
     __slots__ = ("_clock", "_failures", "_limits", "_period", "_probes", "_seconds", "_until", "open_count")

@@ -88,9 +88,9 @@ class EngineClient:
         timeout: float,
         lost: float,
     ) -> None:
-        """Connect with one of the `offers` (endpoint and keys), best first; stay connected until `stop`.
+        """Connect until `stop` is called; `offers` returns the endpoints and keys to try, best first.
 
-        An engine that sends nothing counts as silent after `timeout` seconds, as lost after `lost` seconds.
+        An engine that sends nothing counts as silent after `timeout` and as lost after `lost` seconds.
 
         Raises:
             ValueError: the endpoint is malformed, or requires keys and the first offer has none.
@@ -163,7 +163,7 @@ class EngineClient:
 
     @property
     def full(self) -> bool:
-        """True if the engine is at its maximum of requests or backed off, or its circuit breaker is open."""
+        """True if the engine has its maximum number of requests, is backing off, or its breaker is open."""
         if self.requests >= self.max_requests or not self.breaker.allows:
             return True
         return time.monotonic() < self._full_until
@@ -267,7 +267,7 @@ class EngineClient:
         asyncio.get_running_loop().call_later(pause + 0.01, self._on_change)
 
     def check_health(self, replaceable: bool = False) -> None:
-        """Try newer keys, update whether the engine responds, and fail its requests if it is stuck.
+        """Try newer keys, check whether the engine responds, and fail its requests if it is stuck.
 
         `replaceable` is true if another engine could take over the requests.
         """
@@ -286,14 +286,14 @@ class EngineClient:
             self.link.give_up(StreamLost("stuck", f"{self.name} makes no progress"))
 
     def _silent_beyond_step(self) -> bool:
-        """Return whether the engine has been silent for longer than a step may take, or has no work."""
+        """Return whether the engine is idle, or has been silent for longer than a step may take."""
         stats = self.link.stats
         if stats is None or self.requests:
             return stats is not None and 0 < stats.patience_seconds < self.link.quiet_seconds
         return not (stats.running or stats.waiting)
 
     def fail_waiting(self, reason: str) -> None:
-        """Fail the requests that got no token yet, so that they are retried on other engines."""
+        """Fail the requests that have received no token yet, so that they are retried on other engines."""
         for stream in tuple(self.awaiting_first_token):
             stream.abort()
             stream.fail(StreamLost("suspect", reason))

@@ -101,7 +101,7 @@ def watch_shared_pods(
 ) -> ResourceWatch[EnginePod]:
     """Return the watch of the engine pods of all services that share a gateway.
 
-    `sync` is called with all engines, by service name, after each change.
+    After each change, `sync` is called with all engines, grouped by service name.
 
     Raises:
         ValueError: the namespace is not configured, and the gateway does not run in a pod.
@@ -123,10 +123,11 @@ def watch_shared_pods(
 
 
 def discover_engine(pod: EnginePod) -> DiscoveredEngine | None:
-    """Return the engine of a pod, or None.
+    """Return the engine of a pod, or None if the pod cannot serve requests.
 
-    None if the containers are not ready, if the pod has ended, or if it has no address or no port `wire`.
-    A pod that is being deleted is returned as a terminating engine, so that its requests can finish.
+    A pod can serve if it has an address and a port `wire`, its containers are ready, and it has not ended.
+    While a pod is being deleted, its engine is returned as terminating, so that its requests can finish, even
+    if the containers are not ready.
     """
     conditions = {condition.type: condition.status for condition in pod.status.conditions or ()}
     port = next(

@@ -131,10 +131,10 @@ class EngineTable:
     def choose_text_model(self, keep: TextModel | None, tried: Collection[EngineClient]) -> TextModel | None:
         """Return the text model with which to tokenize a request.
 
-        This is `keep` if an available engine outside `tried` uses it. If no engine outside `tried` is
-        available, it is `keep` too, even if that is None.
-        Otherwise it is the model of a random available engine outside `tried`, so that each revision gets
-        requests in proportion to its number of engines.
+        The candidates are the engines that can take a request and are not in `tried`. If a candidate uses
+        `keep`, or if there is no candidate, the result is `keep`, which may be None. Otherwise, it is the
+        text model of a random candidate, so that each revision gets requests in proportion to its number of
+        engines.
         """
         left = [e for e in self if e.serving and not e.full and e not in tried]
         if keep is not None and (not left or any(e.tokenizer_hash == keep.name for e in left)):
@@ -199,7 +199,7 @@ class EngineTable:
         self._budget.divide([engine.prefixes for engine in self])
 
     async def _watch(self) -> None:
-        """Check the health of engines at intervals; retry waiting requests of suspect engines elsewhere."""
+        """Check the health of engines at intervals; retry waiting requests of suspect engines on others."""
         pause = self._health_limits.check_interval
         last = time.monotonic()
         while True:

@@ -66,7 +66,7 @@ class HealthCheck:
 
 
 class StepProgress:
-    """Detects when an engine runs requests but makes no steps, from the step count in its load reports."""
+    """Detects, from the step count in an engine's load reports, that it runs requests but makes no steps."""
 
     __slots__ = ("_clock", "_limits", "_since", "_steps")
 

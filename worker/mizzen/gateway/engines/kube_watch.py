@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 WATCH_SECONDS = 240
-"""Mean duration of one watch request; the next request continues from its last resource version."""
+"""Mean duration of a watch request; the next one continues from the resource version where it ended."""
 IDLE_SECONDS = 90.0
 """Time without an event after which a watch counts as dead; bookmarks arrive about once a minute."""
 LIST_SECONDS = 30.0
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0
 BACKOFF_RESET_SECONDS = 20.0
-"""Duration of a successful list and watch after which the back-off starts from its minimum again."""
+"""If a list and its watches ran for longer than this, the next back-off starts from its minimum again."""
 MIN_WATCH_SECONDS = 0.3
 """Shortest time between the starts of two watches."""
 MAX_EVENT_BYTES = 16 * 1024 * 1024

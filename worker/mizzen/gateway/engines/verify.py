@@ -84,7 +84,11 @@ async def verify_engine(services: Iterable[Service], request: VerifyRequest) -> 
 async def _generate(
     engine: EngineClient, text: TextModel, request: VerifyRequest
 ) -> tuple[int, str, int, Finish]:
-    """Run a golden prompt, and return its length in tokens and the output: text, length and `Finish`."""
+    """Run a golden prompt, and return the result.
+
+    Returns:
+        The number of prompt tokens; the text of the output; its number of tokens; and its `Finish`.
+    """
     ids = await text.text_prompt(request.prompt)
     if not len(ids):
         raise invalid("the prompt is empty", "prompt")

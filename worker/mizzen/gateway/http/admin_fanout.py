@@ -37,8 +37,8 @@ SAMPLE_LINE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})? ", re.DOTALL
 class AdminFanout:
     """Forwards requests of the common admin port to the admin ports of the processes, on loopback.
 
-    The processes check the bearer token, so this class limits the bodies of clients that are not trusted yet:
-    each to `largest` bytes, all together to the budget `bodies`.
+    Only the processes check the bearer token, so this class does not trust its clients. It limits the body of
+    each request to `largest` bytes, and all bodies together to the budget `bodies`.
     """
 
     def __init__(self, ports: Sequence[int], bodies: BodyBudget, largest: int) -> None:
@@ -102,7 +102,7 @@ class AdminFanout:
         return await self._forward_body(request)
 
     async def _verify(self, request: Request) -> Response:
-        """Forward a verify request to the first process; the timeout in its body extends the usual one."""
+        """Forward a verify request to the first process; add the timeout in its body to the usual timeout."""
         return await self._forward_body(request, verify_timeout)
 
     async def _forward_body(

@@ -17,7 +17,7 @@ from mizzen.gateway.errors import ApiError
 from mizzen.gateway.http.raw_errors import raw_response, unchunked_send
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Maximum size of a request line with its headers; also of the chunk framing and trailers of a body."""
+"""Maximum size of a request head in bytes; also of a body's chunk framing, and of its trailers."""
 HEAD_TIMEOUT_SECONDS = 20.0
 """Time after which a connection is closed if no complete head has arrived on it."""
 WRITE_STALL_SECONDS = 60.0
@@ -66,7 +66,7 @@ class ConnectionWriter:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP connection that limits size and duration of request heads, and aborts if its client does not read.
+    """HTTP connection that limits request heads in size and time, and aborts if its client does not read.
 
     A transport closes only after the client has read everything. Without the abort, a client that never reads
     would keep the connection and its response, however large, in memory.
@@ -183,10 +183,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         """Shut down without losing requests: all further responses announce `connection: close`.
 
-        Closing an idle connection at once, or a connection whose response did not announce the close, loses
-        a request that its client has just sent (RFC 9112, 9.6). Most clients send another request within
-        moments, and its response announces the close. Other idle connections are closed after
-        `linger_seconds`.
+        A client may just have sent another request. That request would be lost if an idle connection were
+        closed at once, or if a connection were closed after a response that did not announce it (RFC 9112,
+        9.6). Most clients send another request within moments, and its response announces the close. Other
+        idle connections are closed after `linger_seconds`.
         """
         self._shutting_down = True
         if self._idle:
@@ -244,8 +244,8 @@ class BoundedProtocol(HttpToolsProtocol):
         the remaining bytes.
 
         Raises:
-            httptools.HttpParserError: the bytes are not HTTP, or request a tunnel; nothing after them is
-                parsed.
+            httptools.HttpParserError: the bytes are not HTTP, or they are a request for a tunnel; nothing
+                after them is parsed.
         """
         while data:
             try:

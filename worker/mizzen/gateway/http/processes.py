@@ -138,7 +138,7 @@ async def serve_processes(config: GatewayConfig) -> int:
 
 
 def exit_with_parent() -> None:
-    """Shut this process down, as on SIGTERM, when standard input closes because the parent has exited.
+    """Watch standard input; when it closes because the parent has exited, send SIGTERM to this process.
 
     Must be called on the event loop.
     """

@@ -23,7 +23,10 @@ class ClientGone(Exception):
 
 
 class BodyBudget:
-    """Limit on the total size of the bodies of all requests in progress; a tenant may use half of it."""
+    """Limit on the total size of the bodies of all requests in progress.
+
+    A tenant may use at most half of it, or `largest` bytes if that is more.
+    """
 
     def __init__(
         self, limit: int, largest: int = 0, freed: Callable[[int], None] = lambda size: None

@@ -71,7 +71,7 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Constraint of the answer, as vLLM's `structured_outputs`; exactly one of the fields must be set."""
+    """Constraint on the answer, in the form of vLLM's `structured_outputs`; exactly one field must be set."""
 
     json: Annotated[Schema | None, Meta(description="A JSON schema.")] = None
     regex: Annotated[str | None, Meta(description="A regular expression.")] = None

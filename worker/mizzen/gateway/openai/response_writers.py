@@ -72,7 +72,7 @@ class _BaseWriter:
         self._text_only = not (
             generation.logprobs or generation.return_token_ids or generation.continuous_usage
         )
-        """True if events with content differ only in their text: no log probabilities, token ids or usage."""
+        """True if events with content contain no log probabilities, token ids or usage; only texts differ."""
         self._templates: dict[int, EventTemplate] = {}
 
     def end_stream(self) -> bytes:
@@ -162,7 +162,7 @@ class CompletionWriter(_BaseWriter):
         return self._encode_event(TextChoice(echo.text, None, index, logprobs, self._token_ids([])), None)
 
     def write_piece(self, index: int, piece: AnswerPiece, usage: TokenUsage | None) -> bytes:
-        """Return the event for a piece of a choice; the last piece also has the finish reason."""
+        """Return the event for a piece of a choice; the last piece's event has the finish reason."""
         if self._text_only and piece.finish_reason is None:
             return self._text_template(index).fill(piece.delta.content)
         choice = TextChoice(

@@ -30,9 +30,9 @@ def sampling_params(
         request: The decoded body.
         max_tokens: Maximum number of output tokens; None if the request does not limit it.
         grammar: Grammar that constrains the output.
-        logprobs: Number of most probable tokens to return per output token; None for no log probabilities.
-        prompt_logprobs: Number of most probable tokens to return per prompt token; None for no log
+        logprobs: For each output token, the number of most probable tokens to return; None for no log
             probabilities.
+        prompt_logprobs: The same for each prompt token.
 
     Raises:
         ApiError: 400 for a value out of range.
@@ -61,7 +61,7 @@ def sampling_params(
 
 
 def value_or_default(value: Any, default: Any) -> Any:
-    """Return `value`, or `default` if `value` is None or equals `default` (so 1 becomes 1.0)."""
+    """Return `value`; if it is None or equals `default`, return `default` (such as 1.0 instead of 1)."""
     return default if value is None or value == default else value
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 MAX_LABELS = 256
 MAX_JOINED_LENGTH = 16 * 1024 * 1024
-"""Maximum length of the query times the number of items, in characters or tokens."""
+"""Maximum product of the query's length, in characters or tokens, and the number of items."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
 
 

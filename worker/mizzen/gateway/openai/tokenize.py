@@ -54,7 +54,10 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TokenizeResponse(msgspec.Struct):
-    """Response of POST /tokenize; if `prompt` is a list, the other fields have one item per text."""
+    """Response of POST /tokenize.
+
+    If the request's `prompt` is a list of texts, all fields but `max_model_len` have one item per text.
+    """
 
     count: int | list[int]
     max_model_len: Annotated[int, Meta(description="The context length in tokens.")]

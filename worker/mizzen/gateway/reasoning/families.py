@@ -41,7 +41,7 @@ class ReasoningFamily:
         return ReasoningParser(self.begin, self.end, self.starts_inside(prompt_end))
 
     def format_with_reasoning(self, rest: Format, prompt_end: str, tokenizer: Tokenizer) -> Format:
-        """Return the format of output that may begin with reasoning; `rest` is the format of the rest."""
+        """Return the format of output that may begin with reasoning, followed by output of format `rest`."""
         if self.ends_reasoning(prompt_end):
             return rest
         end = structural_tags.tag_marker(tokenizer, self.end)

@@ -31,7 +31,7 @@ def allowed_values(kind: Any, path: str) -> tuple[str, ...]:
 
 
 def unwrap_type(kind: inspect.Type) -> Iterator[inspect.Type]:
-    """Yield the member types of a type: unions expanded, metadata removed."""
+    """Yield a type without its metadata; for a union, yield each member without metadata."""
     if isinstance(kind, inspect.Metadata):
         yield from unwrap_type(kind.type)
     elif isinstance(kind, inspect.UnionType):
@@ -44,7 +44,7 @@ def unwrap_type(kind: inspect.Type) -> Iterator[inspect.Type]:
 def step_into(kind: inspect.Type, step: str) -> Iterator[inspect.Type]:
     """Yield the types that a step of a path leads to: a list's items (`[0]`), or an object's field (`name`).
 
-    The tag field of a struct yields a literal type with its tag.
+    For the tag field of a struct, yield a literal type whose only value is the tag.
     """
     if step.startswith("["):
         if isinstance(kind, inspect.ListType):

@@ -86,9 +86,10 @@ class Attempt:
         return min(self.finish.cached_tokens, len(self.routed.prompt)) if self.finish is not None else 0
 
     def take_logprobs(self) -> list[TokenLogprobs]:
-        """Return one entry for each token that `next_tokens` has returned since the last call of this method.
+        """Return the log probabilities of tokens that `next_tokens` has returned.
 
-        The list is empty if log probabilities were not requested.
+        The list has one entry for each token returned since the last call of `take_logprobs`; it is empty
+        if log probabilities were not requested.
         """
         return self.stream.drain_logprobs()
 

@@ -96,7 +96,7 @@ class OutputQueue:
 
     @property
     def is_sending(self) -> bool:
-        """True while the task of `start_sending` runs; new pieces must then be queued.
+        """True while the task that `start_sending` has started runs; new pieces must then be queued.
 
         Raises:
             Exception: the error with which the task has failed.

@@ -66,7 +66,10 @@ def to_integer(value: Any) -> Any:
 
 
 def json_error(body: bytes, error: Exception) -> ApiError:
-    """Return a 400 error for a body that is not valid JSON; if one value is faulty, it names the field."""
+    """Return a 400 error for a body that is not valid JSON.
+
+    If a faulty value is found (see `find_invalid_value`), the error names its field.
+    """
     if not body.strip():
         return invalid("the body is empty; it must be a JSON object", code="invalid_json")
     try:
@@ -121,7 +124,7 @@ def validation_error(text: str, kind: Any) -> ApiError:
 
     Args:
         text: The message.
-        kind: Type that the body was decoded to; the error lists the values that it allows for the field.
+        kind: Type that the body was decoded to. If this type lists the field's values, the error names them.
     """
     reason, _, path = text.partition(" - at `")
     path = path.rstrip("`").removeprefix("key in ").removeprefix("$").removeprefix(".").replace("[...]", "")

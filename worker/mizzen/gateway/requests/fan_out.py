@@ -83,7 +83,7 @@ def new_routed_requests(
 
 
 def link_siblings(gateway: Gateway, entries: Sequence[QueueEntry]) -> None:
-    """Give the queue entries of one request's sequences a shared state, if there are several."""
+    """Let the queue entries of one request's sequences share a state, if there are several entries."""
     if len(entries) > 1:
         siblings = SiblingSequences(gateway.config.queue_timeout_seconds, gateway.config.queue_size)
         for queue_entry in entries:
@@ -102,7 +102,7 @@ async def run_each(
     routed_requests: Sequence[RoutedRequest],
     work: Callable[[RoutedRequest], Awaitable[R]],
 ) -> list[R]:
-    """Run `work` for each routed request, finish the request, and return the results in order.
+    """Run `work` for each routed request, then call the dispatcher's `finish`; return the results in order.
 
     Raises:
         Exception: the exception of the first call of `work` that failed; the others are cancelled.

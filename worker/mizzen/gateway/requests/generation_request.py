@@ -65,7 +65,7 @@ class GenerationRequest:
     """True if no output tokens are returned. (The engine still samples one, which is dropped.)"""
 
     session: str = ""
-    """`prompt_cache_key` or `user` of the body, which related requests share; a digest if it is long."""
+    """The body's `prompt_cache_key` or `user`, which related requests share; if it is long, its digest."""
     priority: int | None = None
     """Requested priority; None selects the priority of the API key."""
     timeout_seconds: float | None = None

@@ -49,7 +49,7 @@ class OutputDelta(msgspec.Struct, frozen=True, gc=False):
 
 
 class OutputParser(Protocol):
-    """Incremental parser of the text of one choice; joined, the returned deltas form the whole answer."""
+    """Incremental parser of one choice's text; together, the returned deltas form the whole answer."""
 
     @property
     def shown(self) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ class OutputParser(Protocol):
 
     @property
     def reasoning_tokens(self) -> int:
-        """Number of reasoning tokens so far, counted as calls of `feed` that passed reasoning."""
+        """Number of reasoning tokens so far: the number of calls of `feed` with text that is reasoning."""
         ...
 
     @property
@@ -107,18 +107,18 @@ class PlainOutput:
         return self._stop is not None and self._stop.matched is not None
 
     def feed(self, text: str) -> OutputDelta:
-        """Return more text as content, up to a stop string; hold back what may be the beginning of one."""
+        """Return text as content, up to the first stop string; hold back a possible beginning of one."""
         return OutputDelta(text if self._stop is None else self._stop.add(text))
 
     def end(self, rest: str = "") -> OutputDelta:
-        """Return the last text and all text that was held back, up to a stop string."""
+        """Return the text that was held back and the last text, up to the first stop string."""
         return OutputDelta(rest if self._stop is None else self._stop.add(rest) + self._stop.flush())
 
 
 class OutputForm(Protocol):
-    """Treatment of a request's tools and of reasoning, which depends on the model.
+    """Treatment of a request's tools and of reasoning; it depends on the model that serves the request.
 
-    It is immutable; all choices of the request share it.
+    The object is immutable; all choices of the request share it.
     """
 
     def template_arguments(self, text: TextModel) -> dict[str, Any]:

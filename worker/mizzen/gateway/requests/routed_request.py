@@ -63,9 +63,9 @@ class RoutedRequest:
     """Pause before the next try if every engine has refused the request."""
     admitted: bool = False
     route_header: str = ""
-    """Engine and reason of the route, for the response header."""
+    """The chosen engine and the reason for the choice, for the response header x-mizzen-route."""
     route_reason: str = ""
-    """Reason of the route, in one word."""
+    """Reason why the router chose the engine, in one word."""
     record: RequestRecord | None = None
     """Record for the access log and traces."""
 
@@ -78,9 +78,10 @@ class RoutedRequest:
 
     @property
     def context_tokens(self) -> int:
-        """Number of tokens that the context must hold: the prompt, and the requested output.
+        """Number of tokens that the context must hold: the prompt and the output.
 
-        The output counts as at least one token more than has been generated.
+        The output is assumed to have `max_tokens` tokens if the client set it, and in any case at least one
+        token more than has been generated so far.
         """
         requested = self.generation.sampling.max_tokens if self.generation.max_tokens_given else None
         return len(self.prompt) + max(requested or 1, len(self.generated) + 1)

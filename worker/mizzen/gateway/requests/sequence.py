@@ -99,7 +99,7 @@ class EchoedPrompt:
 
 
 class GeneratedSequence:
-    """One sequence of a request. Call `place`, then read its pieces; `close` must be called in any case."""
+    """One sequence of a request. Call `place` before reading pieces, and always call `close` at the end."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class GeneratedSequence:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Response header with the chosen engine and the reason for it, if the gateway sends this header."""
+        """Response header with the chosen engine and the reason for the choice; empty if it is not sent."""
         shown = self._routed.route_header and self._gateway.config.route_header
         return [(b"x-mizzen-route", self._routed.route_header.encode())] if shown else []
 
@@ -186,7 +186,7 @@ class GeneratedSequence:
         return EchoedPrompt(self.prompt_text, logprobs)
 
     def copy_prompt(self, other: GeneratedSequence) -> None:
-        """Copy the prompt from another sequence of the same request, which has been placed."""
+        """Copy the prompt from `other`, which belongs to the same request and has been placed."""
         source = other._routed
         self._routed.text_model, self._routed.prompt, self._routed.block_hashes = (
             source.text_model,
@@ -248,7 +248,7 @@ class GeneratedSequence:
     async def collect(self) -> list[AnswerPiece]:
         """Place the sequence and return all pieces of its answer.
 
-        If the engine is lost, the sequence starts over, because nothing has been sent yet.
+        If the engine is lost, the sequence starts over, because nothing has been sent to the client yet.
 
         Raises:
             ApiError: no engine could serve the sequence, or the response would be too large.
@@ -276,7 +276,7 @@ class GeneratedSequence:
         return self._dispatcher.stream_error(error)
 
     async def wait_finish(self) -> None:
-        """Wait for the engine's `Finish`; first abort the sequence if a stop string has ended it."""
+        """Wait for the engine's `Finish`; if a stop string has ended the text, first abort the sequence."""
         attempt, _ = self._require_placed()
         if attempt.finish is None:
             attempt.stream.abort()

@@ -1,4 +1,4 @@
-"""Log probabilities of tokens, with the text of the tokens, independent of the API."""
+"""Tokens with their texts and log probabilities, in a form that all APIs share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ScoredToken:
 
 
 def decode_logprobs(tokenizer: Tokenizer, entry: TokenLogprobs, offset: int) -> ScoredToken:
-    """Add texts to a token and its top tokens; `offset` is where its own text begins, in characters."""
+    """Return a token and its top tokens with their texts; the token's text begins at character `offset`."""
     data = tokenizer.token_bytes
     top = tuple(TopToken(token, data(token), logprob) for token, logprob in entry.top)
     return ScoredToken(entry.token, data(entry.token), entry.logprob, offset, top)

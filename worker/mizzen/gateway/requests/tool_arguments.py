@@ -1,4 +1,4 @@
-"""Find or replace arguments of tool calls that are not JSON objects; some chat templates reject them."""
+"""Find or replace tool-call arguments that are not JSON objects, because some chat templates reject them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def find_unparsed_arguments(messages: Sequence[dict[str, Any]]) -> str | None:
 
 
 def clear_unparsed_arguments(messages: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Return the messages; if arguments of a tool call are not an object, replace them by an empty object."""
+    """Return the messages; tool-call arguments that are not an object are replaced by an empty object."""
 
     def clear_call(call: dict[str, Any]) -> dict[str, Any]:
         function = call["function"]

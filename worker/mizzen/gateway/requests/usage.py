@@ -1,4 +1,4 @@
-"""Token counts of a request, independent of the API.
+"""Token counts of a request, in a form that all APIs share.
 
 `GenerationExchange` computes them; each API writes them in its own JSON shape.
 """

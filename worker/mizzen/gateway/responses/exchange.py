@@ -44,14 +44,14 @@ class ResponsesContext:
 
 
 class ResponsesExchange(GenerationExchange):
-    """Exchange of one request of the Responses API: a chat with another JSON shape."""
+    """Exchange of one request of the Responses API; the request is served as a chat request."""
 
     def __init__(self, gateway: Gateway, parser: ResponsesParser) -> None:
         self._context = ResponsesContext(parser)
         super().__init__(gateway, self._context.parse, self._context.new_writer)
 
     async def _send_error(self, error: ApiError) -> None:
-        """Send an error that names the field of the Responses API instead of the chat request's field."""
+        """Send an error; if it names a chat field, use the field's name in the Responses API instead."""
         if self._context.parsed is not None:
             rename_field(error)
         await super()._send_error(error)

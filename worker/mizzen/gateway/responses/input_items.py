@@ -104,7 +104,7 @@ def chat_messages(request_input: str | Sequence[dict[str, Any]], instructions: s
     that. The instructions and leading system messages also become one message.
 
     Raises:
-        ApiError: 400 if an item is invalid, or there are no items or too many; the error names the field.
+        ApiError: 400 if an item is invalid, or if there are no items or too many; the error names the field.
     """
     builder = MessageBuilder(instructions)
     if isinstance(request_input, str):
@@ -198,7 +198,7 @@ def parse_item(item: dict[str, Any], field: str) -> msgspec.Struct:
 
 
 def drop_nulls(value: Any) -> Any:
-    """Return a value without object members that are null, at any depth."""
+    """Return a JSON value after removing, at any depth, object members whose value is null."""
     if isinstance(value, dict):
         return {key: drop_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):

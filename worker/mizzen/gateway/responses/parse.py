@@ -1,6 +1,6 @@
 """Parse bodies of the Responses API by converting them to chat requests.
 
-If a field of the chat request is invalid, the error names the field that the client sent instead.
+If a field of the chat request is invalid, the error names the corresponding field of the client's request.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ParsedResponsesRequest:
 
 
 class ToolsOnly(msgspec.Struct):
-    """A request body in which only the list `tools` is decoded, whatever it contains."""
+    """A request body; only the list `tools` is decoded, and its elements may be any JSON values."""
 
     tools: list[Any]
 
@@ -91,7 +91,7 @@ class ResponsesParser:
     """Parser of Responses bodies, which converts them to chat requests."""
 
     def __init__(self, chat: Callable[[ChatRequest], GenerationRequest]) -> None:
-        """Set the function `chat`, which converts a chat request to a `GenerationRequest`."""
+        """Create a parser; `chat` converts a chat request to a `GenerationRequest`."""
         self._decoder = msgspec.json.Decoder(ResponsesRequest)
         self._chat = chat
 
@@ -234,7 +234,7 @@ def chat_tool_choice(choice: ResponseToolChoice | None, functions: tuple[Functio
     """Convert a tool choice to the form of chat requests.
 
     Raises:
-        ApiError: 400 if it names an unknown tool, or allows no tools.
+        ApiError: 400 if the choice names an unknown tool, or allows no tools.
     """
     if isinstance(choice, NamedResponseTool):
         if functions:

@@ -30,11 +30,11 @@ from mizzen.wire.client.stream import EngineOverloaded, EngineRefused, StreamLos
 from mizzen.wire.messages import RefusalCode
 
 MIN_ENGINE_SECONDS = 30.0
-"""Minimum time that a request may wait in an engine, even if the request's deadline is nearer."""
+"""Lowest limit on a request's wait in an engine; it applies even if the request's deadline is nearer."""
 REFUSAL_MARGIN_SECONDS = 15.0
-"""Time added to an engine's limit on waiting, so that the engine can report that a request exceeded it."""
+"""Time that the gateway waits beyond the limit given to an engine, so that the engine can refuse first."""
 BACKOFF_SECONDS = 0.5
-"""Back-off for an engine that was too busy for a request, unless the engine requests another back-off."""
+"""Back-off for an engine that was too busy for a request, unless the engine requests a different one."""
 BLAMELESS_CAUSES = frozenset({"suspect"})
 """Causes of losses that do not count towards a request's maximum number of losses."""
 
@@ -67,7 +67,7 @@ class Dispatcher:
     ) -> None:
         """Create the dispatcher of a service, to which `table` and `admission` belong.
 
-        While no engine serves, requests wait for at least `wake_seconds`.
+        If no engine serves, a request's deadline is at least `wake_seconds` after its arrival.
         """
         self._table = table
         self._admission = admission
@@ -104,7 +104,7 @@ class Dispatcher:
         return result
 
     def finish(self, routed: RoutedRequest) -> None:
-        """Charge a request's tokens to the tenant; if it was admitted, it no longer counts as in flight."""
+        """Charge a request's tokens to its tenant; the request then no longer counts as in flight."""
         if not routed.admitted:
             self._admission.settle(routed.queue_entry)
             return
@@ -114,7 +114,7 @@ class Dispatcher:
         self._admission.leave(routed.queue_entry)
 
     def handle_loss(self, routed: RoutedRequest, engine: EngineClient, error: StreamLost) -> None:
-        """Reset a request that `engine` has lost, so that it starts over; its client must have got no output.
+        """Reset a request that `engine` lost, so that it starts over. No output may have reached the client.
 
         Raises:
             ApiError: the request was lost too often, or the gateway is shutting down.
@@ -336,7 +336,7 @@ class Dispatcher:
         """Record that an engine refused a request, so that the request is tried elsewhere or later.
 
         Raises:
-            ApiError: 400 if every engine would reject the request; 503 if it waited too long in the engine.
+            ApiError: 400 if every engine would reject the request; 503 if its wait in this engine timed out.
         """
         if refusal.code == RefusalCode.INVALID:
             raise refusal_error(routed.generation, str(refusal))

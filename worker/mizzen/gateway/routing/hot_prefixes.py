@@ -1,12 +1,12 @@
-"""Keeps the hottest prefixes of prompts, with their tokens, for filling the cache of a new engine.
+"""Keeps the hottest prefixes of prompts, with their tokens, so that a new engine's cache can be filled.
 
 Prefixes form a tree of 64-token blocks, identified by `mizzen.core.kv.block_hashes`. Each prompt adds to the
 weights of its blocks, and weights halve every `HALF_LIFE_SECONDS`. A block never weighs more than its parent,
 so the heaviest blocks always form complete prefixes.
 
-Privacy: token ids of prompts stay in this process's memory, at most `capacity` blocks with 256 bytes of ids
-each, until heavier blocks displace them. A prefix is replayed under its own salt, so replays share nothing
-between tenants.
+Privacy: this process keeps the token ids of at most `capacity` blocks in memory (256 bytes per block); a
+block stays until heavier blocks displace it. A prefix is replayed under its own salt, so replays share
+nothing between tenants.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_PROMPT_BLOCKS = 256
 REBASE_WEIGHT = 2.0**64
 """Weight of a new prompt above which all weights are scaled down.
 
-Instead of halving old weights as time passes, each prompt adds more weight than earlier prompts did.
+Old weights are not halved as time passes; instead, each prompt adds more weight than earlier prompts did.
 """
 
 

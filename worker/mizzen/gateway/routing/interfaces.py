@@ -37,7 +37,7 @@ class Candidate(Protocol):
 
     @property
     def full(self) -> bool:
-        """True if the engine has its maximum number of requests, a back-off, or an open circuit breaker."""
+        """True if the engine has reached its request limit, is backed off, or has an open circuit breaker."""
         ...
 
     @property
@@ -87,7 +87,7 @@ class RoutingQuery:
     _matched: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
 
     def matched_tokens(self, engine: Candidate) -> int:
-        """Return how many prompt tokens an engine's cache probably holds, computed once per engine."""
+        """Return how many prompt tokens an engine's cache probably holds; computes this once per engine."""
         key = id(engine)
         matched = self._matched.get(key)
         if matched is None:

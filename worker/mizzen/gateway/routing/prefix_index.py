@@ -1,9 +1,10 @@
 """Index of the engines' prefix caches: hashes of 64-token blocks, fed by cache events and bounded in memory.
 
-An `EnginePrefixes` mirrors the cache of one engine, with two kinds of blocks. The engine has reported that it
-stores the confirmed blocks; they stay until it reports their eviction. Guesses are the blocks of a prompt
-that was just routed to the engine; they stay until the engine confirms them or `GUESS_SECONDS` have passed.
-A second request therefore finds the first request's prefix at once, and wrong guesses do not last.
+An `EnginePrefixes` mirrors the cache of one engine, with two kinds of blocks. Confirmed blocks are the blocks
+that the engine has reported as stored; they stay until it reports their eviction. Guesses are the
+blocks of a prompt that was just routed to the engine; they stay until the engine confirms them, or until
+`GUESS_SECONDS` have passed. A second request therefore finds the first request's prefix at once, and wrong
+guesses do not last.
 
 Memory: a block takes at most `BLOCK_BYTES` (measured by a test), and the engines of a service share one
 limit, `PrefixBudget`. If an engine exceeds its share, the least recently used eighth of its blocks is
@@ -70,7 +71,7 @@ class EnginePrefixes:
         return len(hashes)
 
     def add_guesses(self, hashes: Sequence[int]) -> None:
-        """Add the blocks of a prompt that is sent to the engine; if already indexed, they count as used."""
+        """Add the blocks of a prompt sent to the engine; blocks already in the index count as just used."""
         blocks, guess_ends = self._blocks, self._clock() + GUESS_SECONDS
         for block in reversed(hashes):  # the first blocks become the newest, because they are worth most
             blocks[block] = None if blocks.pop(block, guess_ends) is None else guess_ends

@@ -26,7 +26,7 @@ MAX_HANDOVERS = 16
 Handovers do not count towards `ResumeLimits.max_resumes`.
 """
 FINAL_CAUSES = frozenset({"slow", "closed"})
-"""Causes of a loss after which the answer is not resumed, and which are not failures of the engine.
+"""Causes of a loss that are not failures of the engine, and after which the answer is not resumed.
 
 A client that reads too slowly (`slow`) would lose the next stream too; `closed` is the gateway's shutdown.
 """

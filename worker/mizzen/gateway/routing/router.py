@@ -38,7 +38,7 @@ class Route(Generic[E]):
 
     engine: E
     reason: str
-    """Name of the scorer whose weighted score for this engine is farthest above its mean for all engines.
+    """Name of the scorer whose weighted score for this engine is farthest above its mean over all engines.
 
     It is "only" if there was no other engine, and "random" if no scorer's score exceeds its mean.
     """
@@ -96,7 +96,7 @@ class Router:
         return Route(kept[index], reason, query.matched_tokens(kept[index]))
 
     def explain(self, query: RoutingQuery, engines: Iterable[E]) -> list[Verdict[E]]:
-        """Return the verdict on each engine: why `route` would exclude it, or how it would score it."""
+        """Return the verdict on each engine: what would exclude the engine in `route`, or its scores."""
         verdicts = [Verdict(e, query.matched_tokens(e)) for e in engines]
         for verdict in verdicts:
             verdict.excluded_by = next(

@@ -105,7 +105,7 @@ class SessionScorer:
 
 
 class HomeScorer:
-    """Scores 1 for the engine that rendezvous hashing selects for a prefix which no engine holds yet.
+    """Scores 1 for the engine that rendezvous hashing selects for a prefix that no engine holds yet.
 
     This engine is the prefix's home. If several gateways get requests with the same new prefix at the same
     moment, they thus send them to the same engine.

@@ -30,7 +30,7 @@ MAX_TOKENIZERS = 2
 PRIORITY = -8
 """Priority of replays: the lowest, because the engine may already run requests of other gateways."""
 STORE_FACTOR = 4
-"""Number of blocks kept per block to be replayed; above 1, because a prefix is cold before it becomes hot."""
+"""Ratio of kept blocks to replayed blocks; above 1, because a prefix is cold before it becomes hot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ class CacheWarmer:
     async def _replay_rest(
         self, engine: EngineClient, prefixes: Iterator[HotPrefix], needed: Callable[[], bool]
     ) -> bool:
-        """Replay the remaining prefixes until `needed` returns True; return whether that happened."""
+        """Replay the remaining prefixes, but stop once `needed` returns True; return whether it did."""
         for prefix in prefixes:
             if needed():
                 return True

@@ -31,7 +31,7 @@ BETWEEN_TOKENS_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1
 REQUEST_SECONDS = (0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 PREFIX = "mizzen_gateway_"
 LOSSES = ("no_engine", "connection", "engine_error", "no_answer", "silent", "slow", "stuck", "restart")
-"""Causes for which an answer can end with an error; each has a series in the metrics from the start."""
+"""Causes that can make an answer end with an error; each has a series in the metrics from the start."""
 REFUSED = frozenset({401, 403, 413, 429, 503})
 MAX_MODELS = 256
 """Maximum number of model names used as label values; further models are counted as `other`."""

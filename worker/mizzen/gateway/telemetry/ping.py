@@ -1,4 +1,4 @@
-"""Answers pings: the event loop that serves requests echoes UDP datagrams sent to the admin port's number.
+"""Answers pings: the event loop that serves requests echoes UDP datagrams on the admin API's port number.
 
 The kernel accepts TCP connections even for a stopped process; an echo proves that the process runs, and costs
 almost nothing. The sender gets its own few bytes back, so the echo cannot amplify traffic. Datagrams from
@@ -31,7 +31,7 @@ class PingProtocol(asyncio.DatagramProtocol):
 
 
 async def answer_pings(host: str, port: int) -> asyncio.DatagramTransport | None:
-    """Start to answer pings, and return the transport to close at the end; None if the port is taken.
+    """Start answering pings; return the transport, which the caller must close, or None if the port is taken.
 
     Senders rely on pings only after a first answer, so a gateway that answers none does not count as dead.
     """

@@ -53,7 +53,7 @@ def root_attributes(record: RequestRecord) -> dict[str, Any]:
 def unix_nanoseconds(record: RequestRecord, moment: float) -> int:
     """Convert a moment on the monotonic clock (seconds) to Unix time (nanoseconds).
 
-    The record has the request's arrival on both clocks.
+    The record holds the time of the request's arrival on both clocks.
     """
     return int((record.clock + (moment - record.began)) * NANO)
 

@@ -19,7 +19,7 @@ from mizzen.gateway.telemetry.request_record import AttemptRecord, RequestRecord
 from mizzen.gateway.telemetry.span_attributes import attempt_parts, root_attributes, unix_nanoseconds
 
 FLUSH_SECONDS = 3.0
-"""Time for sending the last spans when the process ends."""
+"""Maximum time for exporting the last spans when the process ends."""
 MAX_HEADER_BYTES = 512
 """Maximum length of the headers `traceparent` and `tracestate`; longer headers are ignored."""
 

@@ -1,4 +1,4 @@
-"""Incremental detokenization: text is returned as tokens arrive, and adds up to their full decoded text.
+"""Incremental detokenization: text is returned as tokens arrive; the pieces add up to the decoded sequence.
 
 Tokens may end in the middle of a UTF-8 character, and most decoders treat the first token of a text
 differently, so tokens cannot be decoded one by one. Decoding all tokens again for each new one would take

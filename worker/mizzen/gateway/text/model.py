@@ -50,7 +50,7 @@ class TextModel:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     pooling: Pooling | None = Pooling.LAST
-    """Default pooling of the model's embeddings; None if the gateway does not support it."""
+    """Default pooling of the models' embeddings; None if the gateway does not support their pooling."""
     huge_slots: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_HUGE), compare=False, repr=False
     )
@@ -102,7 +102,7 @@ class TextModel:
     async def _run(self, size: Callable[[int], int], work: Callable[[], Int32]) -> Int32:
         """Run `work` on the event loop for a short text, or in a thread for a long one.
 
-        `size(limit)` returns the number of characters; it may stop counting once the number exceeds `limit`.
+        `size(limit)` returns the text's number of characters; it may stop counting once this exceeds `limit`.
         """
         if size(LONG_CHARACTERS) <= LONG_CHARACTERS:
             return work()
@@ -180,7 +180,7 @@ class TextModels:
     def add(self, model: TextModel) -> None:
         """Add a text model; if there are more than `MAX_LOADED`, drop the least recently used one.
 
-        Engines keep their own references.
+        Engines that use the dropped model can still do so, because they hold references of their own.
         """
         self._models[model.name] = model
         while len(self._models) > MAX_LOADED:

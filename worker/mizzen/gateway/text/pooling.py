@@ -14,7 +14,7 @@ MODES = {
     "lasttoken": Pooling.LAST,
     "mean": Pooling.MEAN,
 }
-"""Poolings by the names in `FILE`: flags in its older form, values of `pooling_mode` in its newer form."""
+"""Poolings by their names in `FILE`: flags in its older form, values of `pooling_mode` in its newer form."""
 
 
 def model_pooling(files: Mapping[str, bytes]) -> Pooling | None:

@@ -61,7 +61,7 @@ class _StopMatcher:
     def __init__(self, text: str) -> None:
         self.text = text
         self.matched_length = 0
-        """Length of the longest prefix of the stop string with which the text so far ends."""
+        """Length of the longest prefix of the stop string that the text so far ends with."""
         self._failure = [0] * len(text)
         """KMP failure function: entry n is the length of the longest proper border of `text[: n + 1]`."""
         length = 0

@@ -9,7 +9,7 @@ from mizzen.gateway.text.tokenizer import Tokenizer
 
 
 class TextStream:
-    """Converter of one stream of tokens to text, which ends before the first stop string."""
+    """Converter of one stream of tokens to text; the text ends before the first stop string."""
 
     __slots__ = ("_detokenizer", "_stop")
 

@@ -21,7 +21,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class TemplateError(ValueError):
-    """A chat template is invalid or rejects the messages; the text says why."""
+    """A chat template is invalid or rejects the messages; the error's text says why."""
 
 
 class ChatTemplate:
@@ -55,7 +55,7 @@ class ChatTemplate:
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> ChatTemplate | None:
-        """Build a model's chat template from the contents of its files, by name; None if it has no template.
+        """Build a model's chat template; return None if it has none. `files` maps file names to contents.
 
         `chat_template.jinja` takes precedence over the template in `tokenizer_config.json`. Additional
         templates are in a folder of their own.
