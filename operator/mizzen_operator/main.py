@@ -250,7 +250,7 @@ class _Replica:
         stopped.set()
         done, _ = await asyncio.wait({work}, timeout=STOP_SECONDS)
         if not done:
-            logger.warning("running reconciles did not end within %s s", STOP_SECONDS)
+            logger.warning("the reconciles in progress did not end within %s s", STOP_SECONDS)
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
         lease.cancel()

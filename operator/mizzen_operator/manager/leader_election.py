@@ -113,7 +113,8 @@ class Elector:
                 ObjectRef("Deployment", self._ref.namespace, self._config.lease_owner)
             )
         except KubeError as error:
-            logger.warning("the Lease %s will not be deleted with the operator: %s", self._ref.name, error)
+            text = "the Lease %s will remain when the operator is deleted: cannot read its Deployment: %s"
+            logger.warning(text, self._ref.name, error)
             return []
         if deployment is None:
             return []

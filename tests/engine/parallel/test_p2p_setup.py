@@ -258,4 +258,4 @@ def test_no_rank_has_the_object_if_one_finds_errors(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, rank: int
 ) -> None:
     assert make_on_ranks(monkeypatch, kind, 2, Fault(rank=rank, corrupt=True)) == [None, None]
-    assert "a check gave wrong results" in caplog.text
+    assert "a check of peer memory gave wrong results" in caplog.text

@@ -1,7 +1,7 @@
 """Helpers for tests on several GPUs: models, requests, and calls in separate processes.
 
-In PyTorch, a process can use peer memory only with its first group; later groups use only NCCL. Tests of peer
-memory therefore run in a process of their own, through `run_in_process`.
+In PyTorch, only the first process group that a process creates can use peer memory; later ones use only NCCL.
+Tests of peer memory therefore run in a process of their own, through `run_in_process`.
 """
 
 from __future__ import annotations

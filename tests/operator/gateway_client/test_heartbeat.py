@@ -97,7 +97,7 @@ async def test_lost_datagrams_alone_do_not_mark_an_address_as_hung(monitored: Mo
 
 
 async def test_a_new_address_is_pinged_at_once(monitored: MonitoredAddress) -> None:
-    """A gateway that hangs before it has replied once is never detected, so the first ping must not wait."""
+    """The first ping must not wait, because only a gateway that has replied before can be found to hang."""
     monitored.monitor.add(ADDRESS)
     monitored.monitor._task.cancel()  # type: ignore[union-attr]
     await wait_for_reply(monitored)

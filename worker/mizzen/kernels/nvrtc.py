@@ -197,7 +197,7 @@ def can_compile(
         if shared_bytes:
             allow_shared_memory(function, shared_bytes)
     except (ImportError, CompileError) as error:
-        log.warning("%s, which is slower, because a kernel cannot be compiled: %s", fallback, error)
+        log.warning("a kernel cannot be compiled, so %s, which is slower: %s", fallback, error)
         return False
     return True
 

@@ -172,7 +172,7 @@ def make_on_all_ranks(
         return None
     if check is None or true_on_all_ranks(check(made_object), memory.group, memory.device):
         return made_object
-    log.warning("%s: a check gave wrong results", fallback)
+    log.warning("%s: a check of peer memory gave wrong results", fallback)
     return None
 
 

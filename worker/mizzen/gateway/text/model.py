@@ -24,7 +24,7 @@ The limit bounds memory: during tokenization, a token takes several hundred byte
 """
 MAX_CONCURRENT_HUGE = 2
 VALUE_CHARACTERS = 16
-"""Estimated number of characters that rendering adds to each value of a message."""
+"""Estimated number of characters that a chat template adds around each JSON value of a message."""
 MAX_LOADED = 4
 """Number of text models that stay loaded even if no engine uses them."""
 
