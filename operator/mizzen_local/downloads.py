@@ -93,7 +93,7 @@ def verify_checksum(url: str, data: bytes, published: str) -> None:
     actual = hashlib.sha256(data).hexdigest()
     for kind, expected in (("pinned", PINNED.get(url, actual)), ("published", published.lower())):
         if actual != expected:
-            raise DownloadError(f"{url} has SHA-256 {actual}, {kind} is {expected or 'none'}")
+            raise DownloadError(f"{url} has SHA-256 {actual}, {kind} is {expected or 'missing'}")
 
 
 def fetch_file(url: str, *, report: Report | None) -> bytes:

@@ -34,6 +34,29 @@ client.close()
 """
 
 
+Register = Callable[[Any], Any]
+"""Function that registers a `PlanServer` or `PlanClient` to be closed, and returns it."""
+
+
+@pytest.fixture
+def close_later() -> Iterator[Register]:
+    """Close the registered servers and clients even if the test fails.
+
+    One that is still open could hang for ever when it is garbage-collected.
+    """
+    ends: list[Any] = []
+
+    def register(end: Any) -> Any:
+        ends.append(end)
+        return end
+
+    yield register
+    for end in ends:
+        # `Context.destroy` would also close the socket of the allow-list's thread, which aborts the process.
+        end._socket.close(linger=0)
+        end._context.term()
+
+
 def plan(step: int, tokens: int = 0) -> StepPlan:
     chunk = PrefillChunk(slot=1, start=0, tokens=np.arange(tokens, dtype=np.int32), last=True)
     return StepPlan(
@@ -64,26 +87,6 @@ def test_two_processes_receive_every_plan(tmp_path: Path) -> None:
     assert outputs == [[word for step in range(1, 300) for word in (str(step), str(step))]] * 2
 
 
-@pytest.fixture
-def close_later() -> Iterator[Callable[[Any], Any]]:
-    """Return a function that registers a server or client; all are closed even if the test fails.
-
-    A server or client that is still open would hang when it is garbage-collected.
-    """
-    ends: list[Any] = []
-
-    def register(end: Any) -> Any:
-        ends.append(end)
-        return end
-
-    yield register
-    for end in ends:
-        end._context.destroy(linger=0)
-
-
-Register = Callable[[Any], Any]
-
-
 def test_client_without_the_engines_keys_is_rejected(tmp_path: Path, close_later: Register) -> None:
     engine_keys, client_keys = tmp_path / "ours", tmp_path / "theirs"
     for folder in (engine_keys, client_keys):
@@ -98,7 +101,9 @@ def test_client_without_the_engines_keys_is_rejected(tmp_path: Path, close_later
     member = close_later(PlanClient(server.endpoint, keys, 1))
     server.wait(SECONDS)
     server.send(plan(1))
-    assert member.receive(SECONDS).step == 1
+    received = member.receive(SECONDS)
+    assert received is not None
+    assert received.step == 1
 
 
 def test_endpoints_on_other_machines_need_keys() -> None:

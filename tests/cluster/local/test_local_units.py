@@ -220,7 +220,7 @@ def test_a_download_with_another_checksum_is_rejected() -> None:
     data = b"program"
     digest = hashlib.sha256(data).hexdigest()
     downloads.verify_checksum("https://example.com/x", data, digest)
-    with pytest.raises(downloads.DownloadError, match=r"published is [a-z]{4}$"):
+    with pytest.raises(downloads.DownloadError, match=r"published is missing$"):
         downloads.verify_checksum("https://example.com/x", data, "")
     pinned = next(iter(downloads.PINNED))
     with pytest.raises(downloads.DownloadError, match="pinned"):
