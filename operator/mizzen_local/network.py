@@ -38,6 +38,10 @@ class Backend:
     address: str
     port: int
 
+    def __str__(self) -> str:
+        """Return the address and port, as in `10.0.0.1:8000`."""
+        return f"{self.address}:{self.port}"
+
 
 @dataclass(frozen=True, slots=True)
 class Port:
@@ -50,6 +54,10 @@ class Port:
 
     address: str
     port: int
+
+    def __str__(self) -> str:
+        """Return the address and port, as in `10.96.0.1:80`."""
+        return f"{self.address}:{self.port}"
 
 
 def is_ready(pod: Object) -> bool:
@@ -172,9 +180,7 @@ class Forwarder:
                     stream = await asyncio.open_connection(backend.address, backend.port, limit=CHUNK)
                 return backend, stream
             except (OSError, TimeoutError) as error:
-                service, target = self.port, backend
-                text = "service at %s:%s: cannot connect to its pod at %s:%s: %s"
-                log.info(text, service.address, service.port, target.address, target.port, error)
+                log.info("service at %s: cannot connect to its pod at %s: %s", self.port, backend, error)
         return None
 
 

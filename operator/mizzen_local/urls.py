@@ -13,7 +13,7 @@ class NoUrlError(LocalError):
 
 
 def service_url(kubectl: Kubectl, name: str, namespace: str) -> str:
-    """Return the base URL of an InferenceService (ending in /v1); if there is none, the URL of a Service.
+    """Return the base URL of an InferenceService (ending in /v1), or the URL of a Service of that name.
 
     Args:
         kubectl: the cluster's kubectl.

@@ -63,7 +63,7 @@ class Behaviour:
     first_token_seconds: float = 0.125
     """Seconds to the first token, as reported when a request finishes."""
     fault: str = ""
-    """Fault after `fault_after` tokens of an answer; empty if there is none.
+    """Fault after `fault_after` tokens of an answer; empty for no fault.
 
     - gap: one token is skipped
     - garbage: a frame that is not a message

@@ -93,7 +93,6 @@ PRIVATE: list[Private] = [
         spread|spreads : histogram
         rooms : layers, packages
         draft : plan builder
-        flights : in-flight step
         land|landed : complete
         pays|paying : is faster
         projected : fused QKV-prep
@@ -149,7 +148,15 @@ PRIVATE: list[Private] = [
         """,
         "name",
     ),
-    *_words("look|looks : check, peek\n everyone : default tenant", "name", WORKER),
+    *_words(
+        r"""
+        look|looks : check, peek
+        everyone : default tenant
+        (?!\w*([Ii]n_?[Ff]light|IN_FLIGHT))\w*flight\w* : in-flight step
+        """,
+        "name",
+        WORKER,
+    ),
     *_words(
         """
         Seen|_?Steps|_?Traffic|_Collection|Children|Where|Need|Fit|Place|GivenUp : see the glossary
@@ -189,7 +196,7 @@ PRIVATE: list[Private] = [
         \bthose that\b : name them
         \bthose (who|whose)\b : name them
         \banew\b : again
-        (?<!there.)\b(is|are|was|were) (?-i:none)\b : is not a, returns None
+        \b(is|are|was|were) (?-i:none)\b : is not a, returns None
         \b(is|are|was) no more\b(?! than) : no longer
         \bnobody\b : no client, no process
         \btold\b : name subject and object

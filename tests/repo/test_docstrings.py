@@ -38,18 +38,21 @@ def documented(tree: ast.Module) -> Iterator[tuple[Documented, str]]:
             ]
 
 
-def is_property(node: ast.AST) -> bool:
-    """Return whether a function is decorated as a property."""
-    names = [ast.unparse(decorator) for decorator in getattr(node, "decorator_list", ())]
-    return any(name.endswith("property") for name in names)
+def decorators(node: Documented) -> set[str]:
+    """Return the names of a function's decorators, without modules; empty for a module or class."""
+    if isinstance(node, ast.Module | ast.ClassDef):
+        return set()
+    return {getattr(mark, "attr", getattr(mark, "id", "")) for mark in node.decorator_list}
+
+
+def is_property(node: Documented) -> bool:
+    """Return whether a function is a property."""
+    return bool(decorators(node) & {"property", "cached_property"})
 
 
 def is_overload(node: Documented) -> bool:
     """Return whether a function is an overload, setter or override, which needs no docstring of its own."""
-    if isinstance(node, ast.Module | ast.ClassDef):
-        return False
-    marks = {getattr(mark, "attr", getattr(mark, "id", "")) for mark in node.decorator_list}
-    return bool(marks & {"overload", "setter", "override"})
+    return bool(decorators(node) & {"overload", "setter", "override"})
 
 
 def attribute_docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:

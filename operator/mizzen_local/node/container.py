@@ -216,14 +216,15 @@ class PodContainer:
         """Set the container's state to `running` once its process has started, and create its probes."""
         self._exited = asyncio.Event()
         ports = {port["name"]: port["containerPort"] for port in self.spec.get("ports", ()) if "name" in port}
-        around = self._pod
-        self._target = Target(around.address, ports, command.folder, command.environment, around.session)
+        self._target = Target(
+            self._pod.address, ports, command.folder, command.environment, self._pod.session
+        )
         self._probes = Probes(
             self.spec, self._target, changed=self._on_change, unhealthy=self._unhealthy, kill=self._end_run
         )
         self.state = replace(self.state, identity=f"process://{pid}")
         self._set_state("running", startedAt=timestamp())
-        around.event("Started", f"Container {self.name} started, process {pid}", "Normal")
+        self._pod.event("Started", f"Container {self.name} started, process {pid}", "Normal")
 
     async def _report_start_failure(self, error: Exception) -> None:
         """Report why the container could not be started, and wait before the next attempt."""

@@ -80,7 +80,7 @@ class Verifier:
     def get_verdict(
         self, key: ServiceKey, uid: str, verification_id: str, verification: Verification
     ) -> Verdict | None:
-        """Return the verdict on a group. If there is none yet, start to send its prompts, and return None.
+        """Return the verdict on a group. Before the first verdict, start to send prompts, and return None.
 
         Args:
             key: key of the group's service.

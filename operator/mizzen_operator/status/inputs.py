@@ -36,7 +36,7 @@ class StatusInputs:
         rollout: state of the rollout.
         overdue: the rollout has exceeded its progress deadline.
         scale_history: changes of `spec.replicas` by this process's autoscaler, the latest last.
-        competing_hpa: name of a HorizontalPodAutoscaler that scales the service too; empty if there is none.
+        competing_hpa: name of a HorizontalPodAutoscaler that scales the service too; empty if no HPA does.
         keys: the service's keys; None if they have not been read yet.
         rotation: progress of a key rotation; None if no rotation is in progress.
         memory_fit: result of the GPU memory check; None if the spec does not declare the sizes of both

@@ -197,7 +197,7 @@ def _get_manifest(
 
 
 def _select_manifest(manifests: Sequence[Mapping[str, Any]]) -> str:
-    """Return the digest of the manifest for Linux on x86-64 or, if there is none, of the first manifest.
+    """Return the digest of the manifest for Linux on x86-64; if it is missing, that of the first manifest.
 
     Attestations, which have the platform unknown/unknown, are the last choice.
     """

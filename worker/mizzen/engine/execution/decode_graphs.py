@@ -122,7 +122,7 @@ class DecodeGraphs:
         self.resampler = Resampler(replayed, state, self.penalties, upload)
         self.logits_params: BatchLogitsParams | None = None
         """Logits params of the batch (biases, bans, penalties, grammars, log probabilities) to apply after a
-        replay; None if there are none. Penalties that the graph or a filter kernel applies are left out."""
+        replay; None if no row has any. Penalties that the graph or a filter kernel applies are left out."""
         self.logits_params_steps = 0
         """Number of further steps for which `logits_params` stays valid."""
 

@@ -48,7 +48,7 @@ class LengthSplitGraphs:
     backend: LengthSplitDecode | None
     """Attention backend that can split by length; None if there are no length-aware graphs."""
     sizes: list[int]
-    """Batch sizes of the length-aware graphs, ascending; empty if there are none."""
+    """Batch sizes of the length-aware graphs, ascending; an empty list if no graph splits by length."""
 
     @classmethod
     def for_backend(

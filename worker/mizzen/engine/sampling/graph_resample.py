@@ -65,9 +65,9 @@ class Resampler:
         """Whether kernels can resample all rows with logits params: each has a grammar and no other params
         except penalties, and a kernel exists for those with filters."""
         self.masked_rows: torch.Tensor | None = None
-        """Rows with a grammar and without filters, int64 [n] on the device; None if there are none."""
+        """Rows with a grammar and without filters, int64 [n] on the device; None if there is no such row."""
         self.masked_filtered_rows: torch.Tensor | None = None
-        """Rows with a grammar and filters, int64 [n] on the device; None if there are none."""
+        """Rows with a grammar and filters, int64 [n] on the device; None if there is no such row."""
 
     def set_batch(self, slots: Int64) -> None:
         """Find the rows with filters or penalties in a new batch, and set the penalties of the graphs.

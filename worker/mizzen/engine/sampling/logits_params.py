@@ -173,13 +173,13 @@ class BatchLogitsParams:
     slots_device: torch.Tensor
     """`slots` on the device."""
     bias: LogitEntries | None
-    """Biases to add to logits; None if there are none."""
+    """Biases to add to logits; None if no row has a bias."""
     banning_bias: LogitEntries | None
-    """Logits to set for tokens that a bias bans; None if there are none."""
+    """Logits to set for tokens that a bias bans; None if no bias bans a token."""
     penalties: BatchPenalties | None
     """Penalties; None if no row has any."""
     end_bans: LogitEntries | None
-    """Logits to set for end tokens, in rows that have not reached `min_tokens`; None if there are none."""
+    """Logits to set for end tokens, in rows below `min_tokens`; None if there is no such row."""
     masked_rows: Int64
     """Indices within `rows` of the rows with a grammar."""
     masked_rows_device: torch.Tensor
@@ -307,13 +307,13 @@ class BatchLogitsBuilder:
         )
 
     def upload_bans(self, parts: list[tuple[int, Int64]]) -> LogitEntries | None:
-        """Upload tokens to ban, given as (row, token ids); return None if there are none."""
+        """Upload tokens to ban, given as (row, token ids); return None without a token to ban."""
         return self.upload_entries(
             [(row, ids, np.full(len(ids), BANNED_LOGIT, np.float32)) for row, ids in parts]
         )
 
     def upload_entries(self, parts: list[tuple[int, Int64, NDArray[Any]]]) -> LogitEntries | None:
-        """Upload logits to change, given as (row, token ids, values); return None if there are none."""
+        """Upload logits to change, given as (row, token ids, values); return None without a logit."""
         parts = [part for part in parts if len(part[1])]
         if not parts:
             return None

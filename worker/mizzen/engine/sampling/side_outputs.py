@@ -87,7 +87,7 @@ class DeviceSideOutputs:
     vector_slots: tuple[int, ...] = ()
     """Slot of each embedding."""
     vectors: torch.Tensor | None = None
-    """Embeddings, float32 [len(vector_slots), hidden]; None if there are none."""
+    """Embeddings, float32 [len(vector_slots), hidden]; None if no slot has one."""
 
     def with_logprobs(self, logprobs: LogprobTensors) -> DeviceSideOutputs:
         """Return these outputs with additional log probabilities."""

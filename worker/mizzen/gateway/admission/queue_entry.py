@@ -33,7 +33,7 @@ class QueueEntry:
     """True if an engine completed a request that generates no tokens, such as an embedding."""
     waited_seconds: float = 0.0
     siblings: SiblingSequences | None = field(default=None, repr=False)
-    """State shared with the request's other sequences; None if there are none or this sequence has begun."""
+    """State that the request's sequences share; None for a single sequence, or once this one has begun."""
     granted: asyncio.Future[None] | None = field(default=None, repr=False)
     """Future that completes when the entry is admitted, and fails when it is rejected."""
     deadline_timer: asyncio.TimerHandle | None = field(default=None, repr=False)

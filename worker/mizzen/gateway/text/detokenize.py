@@ -217,7 +217,7 @@ class ByteFallbackDetokenizer:
         return self._strip_start("".join(parts))
 
     def flush(self) -> str:
-        """Return the text of the byte tokens at the end of the stream; empty if there are none."""
+        """Return the text of the byte tokens at the end of the stream; empty if no byte token is there."""
         return self._strip_start(self._end_run())
 
     def _end_run(self) -> str:

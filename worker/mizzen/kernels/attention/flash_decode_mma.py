@@ -89,7 +89,7 @@ def compile_definitions(
         group: Number of query heads per KV head.
         kv_heads: Number of KV heads.
         page: Tokens per page.
-        window: Sliding window in tokens; None if there is none.
+        window: Sliding window in tokens; None for full attention.
         warps: Warps per block, one of `WARP_COUNTS`.
         cache: Dtype of the KV cache.
         norm: Whether the kernel applies QK norm.
