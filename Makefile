@@ -48,7 +48,7 @@ fuzz: $(STAMP) ## run the property tests with new random examples, ROUNDS times 
 test-gpu: ## run the engine's GPU tests on this machine, with GPU_PYTHON, which must have the packages
 	MIZZEN_GPU=required MIZZEN_COMPILE=$(COMPILE) MIZZEN_LOAD_SECONDS=$(LOAD_SECONDS) PYTHONPATH=$(SOURCES) $(GPU_PYTHON) -m pytest tests/gpu tests/engine/test_cuda.py -o addopts="" --import-mode=importlib -q
 
-soak: $(STAMP) ## run rollouts, scaling and faults under load for hours; shorten with SOAK="--requests 5000 ..."
+soak: $(STAMP) ## run rollouts, scaling and faults under load for half an hour or more; shorten with SOAK="--requests 5000 ..."
 	$(BIN)/python tests/cluster/soak.py $(SOAK)
 
 e2e: $(STAMP) ## test the whole product on a real cluster: E2E_LOAD=kind, kube or registry (docs/images.md)

@@ -81,7 +81,7 @@ def collectives_of(group: RankGroup, method: str) -> CudaCollectives:
 
 
 def log_progress(group: RankGroup, work: str) -> None:
-    """Log what is measured next, so that the last line on standard error names a measurement that hangs."""
+    """Log what is measured next: if that measurement hangs, the last line on standard error names it."""
     if not group.rank:
         print(f"{time.perf_counter():.1f} s: measuring {work}", file=sys.stderr, flush=True)
 
@@ -103,7 +103,7 @@ def sweep(group: RankGroup, rounds: int) -> Times:
 
 
 def fused(group: RankGroup, rounds: int) -> Times:
-    """Measure all-reduce with residual addition and norm, in one kernel and in two; return microseconds."""
+    """Measure all-reduce, residual addition and norm, as one kernel and as two; return the microseconds."""
     from mizzen.kernels.norm import add_rms_norm
 
     results: Times = {}

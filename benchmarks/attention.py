@@ -45,7 +45,7 @@ PROMPTS = {"cuda": ("fa3", "flashinfer", "flashinfer-fa3"), "cpu": ("cpu", "refe
 BY_LENGTHS = " by lengths"
 """Suffix that is added to a backend's name if the backend uses length-aware splits."""
 BETTER = 1.02
-"""Another backend is reported as faster if the time of `auto` exceeds this multiple of the other's time."""
+"""Another backend is reported as faster if the time of `auto` is more than this number times its own time."""
 
 
 def compare_backends(
@@ -95,7 +95,7 @@ def decode_names(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def graph_variant(auto: str, bench: Bench, lengths: Int32) -> str:
-    """Return the name of the backend `auto`, with the suffix for length-aware splits if graphs use them.
+    """Return `auto`, with the suffix for length-aware splits if captured graphs use them for these lengths.
 
     Args:
         auto: the backend that `auto` selects.

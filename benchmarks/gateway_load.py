@@ -1,4 +1,4 @@
-"""Throughput of one core of the gateway, the latency that it adds, and its cost while idle.
+"""Throughput of the gateway on one core, the latency that it adds, and its cost while idle.
 
     python benchmarks/gateway_load.py --json
 
@@ -19,7 +19,8 @@ else on the other cores. The phases are:
                one character, only the last of them counts, because clients get complete characters
     long       number of prompts per CPU-second, if each prompt has 100,000 tokens
     idle       CPU use of a gateway with 100 engines and no requests
-    held       CPU and memory use of 2,000 streams at once for a minute, with one token per second each
+    held       CPU and memory use of a gateway with 2,000 open streams for a minute, each with one token per
+               second
     churn      growth of resident memory while streams come and go (`--churn-seconds 3600` for an hour)
 """
 
@@ -120,7 +121,7 @@ def streams(setup: Setup, gateway: GatewayProcess, concurrency: int) -> dict[str
 
 
 def added_latency(setup: Setup, gateway: GatewayProcess, engines: Engines, rate: float) -> dict[str, Any]:
-    """Measure the latency that the gateway adds at a rate of requests per second."""
+    """Measure the latency that the gateway adds if `rate` requests per second arrive."""
     engines.take_timings()
     result, cpu = setup.run(
         gateway,

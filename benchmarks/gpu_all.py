@@ -1,4 +1,4 @@
-"""Runs all benchmarks of one GPU in sequence, and prints their figures in one table.
+"""Runs all benchmarks that use one GPU, one after another, and prints their figures in one table.
 
     python benchmarks/gpu_all.py [--json]
     python benchmarks/gpu_all.py --device cpu --shape tiny

@@ -110,7 +110,7 @@ def save_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def vocab_size_of(shape: str) -> int:
-    """Return the vocabulary size of a shape, but at least `LEAST_VOCABULARY`, which matters for "tiny"."""
+    """Return the vocabulary size of a shape, or `LEAST_VOCABULARY` if that is larger, as for "tiny"."""
     return max(SHAPES[shape]["vocab_size"], LEAST_VOCABULARY)
 
 

@@ -3,7 +3,7 @@
     python benchmarks/mixed.py --shape qwen3-8b [--streams 32] [--prompt 8192] [--prompts 8] [--json]
 
 Streams decode continuously. Long prompts arrive one after another, each as soon as the previous prompt has
-its output token. The results are the time between two tokens of a stream at p50, p90 and p99, and the mean
+its output token. The results are p50, p90 and p99 of the time between tokens of a stream, and the mean
 rate of prompt tokens. `--max-step-milliseconds` determines the size of prefill chunks. The limit of the time
 between tokens is the minimum time of a step that only decodes the streams. The limit of the rate is the
 maximum rate of prefill without streams.

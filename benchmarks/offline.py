@@ -76,7 +76,10 @@ def check_room(llm: LLM, prompts: list[int], outputs: list[int]) -> None:
 
 
 def answer(llm: LLM, prompts: list[int], outputs: list[int], seed: int) -> float:
-    """Generate outputs for random prompts, both of the given lengths; return the seconds that this takes."""
+    """Generate outputs for random prompts; return the seconds that this takes.
+
+    `prompts` and `outputs` are the lengths of the prompts and of their outputs, in tokens.
+    """
     rng = np.random.default_rng(seed)
     highest = min(llm.engine.info.vocab_size, VOCABULARY)
     ids = [rng.integers(0, highest, count).tolist() for count in prompts]

@@ -47,7 +47,7 @@ REQUESTS = 200
 MAX_REPLAY_SECONDS = 6 * 3600.0
 """Maximum seconds of a replay without --trace-unit; beyond it, the trace's unit is probably not seconds."""
 WITHOUT_TRACE = ("rate", "burstiness", "input", "output", "shared", "groups", "turns", "think")
-"""Options that describe random requests, which a trace replaces."""
+"""Options that describe random requests; with a trace, they have no effect."""
 WITH_TRACE = ("speed", "trace_unit", "hash_block")
 LAG_SHARE = 0.1
 """Maximum p99 of the client's own delay, as a share of the median time to the first token; beyond it, the run
@@ -238,7 +238,7 @@ def cell(figures: dict[str, float] | None) -> str:
 
 
 def hint(kind: str, detail: str) -> str:
-    """Return a hint that names the option that may have caused a server error, or an empty string."""
+    """Return a hint about the option that may have caused a server error; "" if there is no such option."""
     message = detail.lower()
     if "vocab" in message or ("prompt" in message and "token id" in message):
         return " (--vocabulary must not exceed the model's vocabulary)"

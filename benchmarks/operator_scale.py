@@ -1,4 +1,4 @@
-"""Cost of many services for the operator: time to ready, writes, CPU and memory at rest, and fail-over.
+"""Cost of many services for the operator: time until ready, idle writes, CPU and memory, and fail-over.
 
     python benchmarks/operator_scale.py --services 1000 --json
 

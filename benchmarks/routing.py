@@ -13,7 +13,7 @@ Every policy runs the same conversations on engines with empty caches. All cache
 trace once, but not twice. The results are:
 
     hit           share of prompt tokens that came from caches
-    of possible   the same tokens, as a share of the prompt tokens in whole pages that an earlier request had
+    of possible   the same tokens, as a share of the prompt tokens in whole pages of earlier requests
     ttft          time from placing a request to its first token
     load          outstanding tokens of the most loaded engine, averaged over time, as a multiple of the mean
                   of all engines (goal: at most 1.5)
@@ -98,7 +98,7 @@ class RunCounts:
     seen: set[tuple[int, ...]] = field(default_factory=set)
 
     def count_reusable(self, tokens: list[int]) -> None:
-        """Count the prompt tokens in pages that an earlier request had; remember the prompt's pages."""
+        """Count the prompt tokens in whole pages of earlier requests; remember the prompt's pages."""
         key, new = (), False
         for end in range(PAGE, len(tokens), PAGE):
             key = (hash((key, *tokens[end - PAGE : end])),)

@@ -2,8 +2,8 @@
 
 A constant number of requests is running, each with about a thousand tokens. Stop tokens are checked, page
 tables grow, finished requests enter the radix cache, and the cache evicts prefixes (in the order of
-`--eviction`). With policies other than fcfs, half as many requests as are running wait for a slot; with
-`priority`, one request in eight has a higher priority. `--all` measures every policy with lru, and every
+`--eviction`). With policies other than fcfs, further requests wait for a slot, half as many as are running.
+With `priority`, one request in eight has a higher priority. `--all` measures every policy with lru, and every
 eviction with fcfs. Times are CPU time of the thread: the scheduler never waits, and the time that other
 processes take is not its cost. The columns are:
 
@@ -47,7 +47,7 @@ CHURN = 0.01
 COLUMNS = ("quiet", "quiet_p99", "decode", "decode_p99", "mixed", "all", "all_p99", "event")
 WITH_GOAL = ("quiet", "decode")
 LEAST_STEPS = 40
-"""Minimum by which `--steps` exceeds the number of running requests, whose start takes one step each."""
+"""Minimum of `--steps` minus the number of running requests; each request takes one step to start."""
 
 
 class Workload:
@@ -140,7 +140,7 @@ def quantile(values: NDArray[np.float64], percent: float) -> float:
 
 
 def measure(running: int, page_size: int, steps: int, policy: str, eviction: str) -> dict[str, float]:
-    """Return the columns of the table by name: medians and 99th percentiles in microseconds."""
+    """Return the columns of the table by name, in microseconds: medians, 99th percentiles, and `event`."""
     gc.collect()
     gc.freeze()
     calm = run(running, page_size, steps // 2, policy, eviction, churn=0.0)

@@ -1,10 +1,11 @@
-"""Time from the start of a process to a loaded engine, with random weights in files, on one GPU.
+"""Time from the start of a process until the engine is loaded, with random weights in files, on one GPU.
 
     python benchmarks/startup.py --shape qwen3-8b [--rounds 3] [--json]
 
 The checkpoint is written first, so its files are in the page cache. Each round is a new process. The first
-round compiles kernels and Python modules, and is reported separately; later rounds find them in caches, as in
-an image. The limit is the time to copy the weights from host memory to GPU memory at the bandwidth `--link`.
+round compiles kernels and Python modules, and is reported separately; later rounds find them in caches, like
+a process in the container image. The limit is the time to copy the weights from host memory to GPU memory at
+the bandwidth `--link`.
 After loading, the engine generates one token; the time to that token counts from the start of the process,
 too. With several ranks, the first phase includes the time for which ranks wait for each other.
 """

@@ -171,7 +171,7 @@ def tensors(examples: list[Example], pad: int) -> tuple[torch.Tensor, torch.Tens
 def batches(
     examples: list[Example], pad: int, tokens: int, random_: random.Random
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return (ids, labels) batches in random order: similarly long examples, about `tokens` tokens each."""
+    """Return (ids, labels) batches of similarly long examples, in random order; `tokens` limits each."""
     groups: list[list[Example]] = [[]]
     for example in sorted(examples, key=lambda e: (len(e.ids), e.ids)):
         if groups[-1] and (len(groups[-1]) + 1) * len(example.ids) > tokens:

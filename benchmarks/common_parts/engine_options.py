@@ -136,8 +136,9 @@ def options_from_flags(args: argparse.Namespace) -> dict[str, Any]:
 def engine_options(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
     """Return the engine options of a run.
 
-    `more` are options that the benchmark itself sets; `--engine` overrides all of them. Code that needs the
-    value of an engine option must call this function, so that limits and titles match the engine that runs.
+    `more` are options that the benchmark itself sets. They override the benchmark's flags, and `--engine`
+    overrides both. Code that needs the value of an engine option must call this function, so that limits and
+    titles match the engine that runs.
     """
     # GEMMs of the tiny shape are too short for several threads, which would only wait for each other.
     one_thread = {"threads": 1} if is_smoke_run(args) else {}

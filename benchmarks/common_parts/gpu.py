@@ -208,7 +208,7 @@ def print_startup(llm: LLM) -> dict[str, Any]:
 
 
 def token_bound(llm: LLM) -> tuple[str, str]:
-    """Return a description of the limit on a request's tokens, and how to raise it ("" if impossible)."""
+    """Return what limits the number of tokens in a request, and how to raise the limit ("" if impossible)."""
     info = llm.engine.info
     if info.pages_total * info.page_size <= info.context_length:
         return f"the KV cache of {info.context_length} tokens", "raise --engine kv_cache_tokens"

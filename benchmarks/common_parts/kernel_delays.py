@@ -1,9 +1,9 @@
 """Computes by how much each kernel delays a step, from a trace of PyTorch's profiler.
 
 With programmatic dependent launch (PDL), a kernel can start before the previous kernel has ended, and then
-waits for that kernel. Durations therefore add up to more than the duration of the step. The delay of a kernel
-is the time from the end of the kernel that ended last before it to its own end. Delays add up to the duration
-of the whole step, including gaps.
+waits for that kernel. Durations therefore add up to more than the duration of the step. Delays are computed
+from the order in which kernels end: the delay of a kernel is the time from the end of the previous kernel in
+this order to its own end. Delays add up to the duration of the whole step, including gaps.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def times_by_kernel(events: Iterable[dict[str, Any]], steps: int) -> dict[str, K
 
 
 def trace_kernels(export: Callable[[str], object], steps: int) -> dict[str, KernelTimes]:
-    """Return the kernels of a trace of `steps` steps; `export` writes the trace to a given path."""
+    """Return the times of the kernels in a trace of `steps` steps; `export` writes the trace to a path."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         export(str(path))

@@ -112,7 +112,7 @@ def seconds_of(step: Callable[[], None], device: torch.device, rounds: int) -> f
 
 
 class Decodes:
-    """A batch of decodes to measure, from the raw QKV projection on.
+    """A batch of decodes to measure; its input is the raw output of the QKV projection.
 
     With `by_length`, the backend uses length-aware splits.
     """

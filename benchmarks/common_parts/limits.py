@@ -14,7 +14,7 @@ from mizzen.models.config import ModelConfig
 LEAST_SUM = {2: 2.9, 4: 7.0, 8: 7.0}
 """Minimum time of an all-reduce in microseconds, for each number of GPUs.
 
-Measured with `allreduce.py` for one row, with the fastest method on H200s; 8 GPUs have the same value as 4.
+Measured on H200s with `allreduce.py`: one row, fastest method. For 8 GPUs, the value is the same as for 4.
 """
 
 
@@ -23,7 +23,7 @@ class Limits:
     """Minimum times of a model on GPUs, computed from the bytes it moves and its operations in bfloat16.
 
     Several GPUs share weights, KV and operations evenly. Only `collectives` counts communication between
-    them, because communication takes no time if it overlaps with computation. On a CPU all limits are NaN.
+    them, because communication adds no time if it overlaps with computation. On a CPU all limits are NaN.
     """
 
     config: ModelConfig
@@ -80,9 +80,9 @@ class Limits:
 
         `prompts` are the numbers of tokens to compute. The limit is the time for their operations or the time
         to read all weights and the KV of the `start` tokens once, whichever is longer. The two do not add up:
-        while GEMMs limit a step, the next layer's KV can be prefetched, because the 33 MB for 8,192 tokens of
-        an 8B model fit in the GPU's L2 cache. If reads limit a step, as when only a short rest of a prompt is
-        computed, the times to read weights and KV add up.
+        while GEMMs limit a step, the next layer's KV can be prefetched, because it fits in the GPU's L2 cache
+        (33 MB per layer for 8,192 tokens of an 8B model). If reads limit a step, as when only a short rest of
+        a prompt is computed, the times to read weights and KV add up.
         """
         operations = sum(self.operations(tokens, start) for tokens in prompts)
         bytes_read = self.element * (self.body + self.head) + start * self.token_bytes

@@ -1,7 +1,7 @@
 """Description of the machine of a benchmark: GPU, driver, versions, commit and clocks.
 
-The functions do not raise, but return None for an unknown value. The GPU is queried only through NVML,
-because a CUDA query would create a context that the measured engine does not expect.
+The functions do not raise, but return None for an unknown value. They never initialize CUDA, because that
+would create a context that the measured engine does not expect; they query the GPU through NVML.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 
 def nvml(device: str) -> tuple[Any, Any] | None:
-    """Return the NVML module and its handle of the first visible GPU; None without a GPU or NVML."""
+    """Return the NVML module and NVML's handle of the first visible GPU; None without a GPU or NVML."""
     if device != "cuda":
         return None
     with suppress(Exception):
@@ -37,7 +37,10 @@ def text(value: str | bytes) -> str:
 
 
 def gpu_name(device: str) -> str | None:
-    """Return the name of the first GPU; without NVML, None until this process uses the GPU."""
+    """Return the name of the first GPU.
+
+    Without NVML, the name is unknown (None) until this process has initialized CUDA.
+    """
     handle = nvml(device)
     with suppress(Exception):
         if handle is not None:

@@ -204,7 +204,7 @@ def host(names: list[str], script: Script, pipe: Connection, cores: set[int]) ->
 
 
 class Engines:
-    """Processes that run simulated engines, as a context manager."""
+    """Context manager for the processes that run simulated engines."""
 
     def __init__(self, count: int, processes: int, script: Script, cores: set[int]) -> None:
         context = multiprocessing.get_context("spawn")

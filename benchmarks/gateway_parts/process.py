@@ -29,7 +29,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class GatewayProcess:
-    """Gateway command that serves the engines at `endpoints`, as a context manager."""
+    """Context manager that runs a gateway command, which serves the engines at `endpoints`."""
 
     def __init__(self, endpoints: list[str], cores: set[int], options: list[str]) -> None:
         self.port, self.admin_port = free_ports(2)

@@ -127,7 +127,7 @@ async def events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[float,
 
 
 class Replay:
-    """The sessions of a run that one client process runs."""
+    """Runs the sessions of one client process, and records their requests."""
 
     def __init__(self, target: Target, session: aiohttp.ClientSession, start: float) -> None:
         self.target = target
@@ -233,7 +233,7 @@ def run(target: Target, sessions: list[Session], processes: int = 1) -> list[Rec
     """Run sessions in `processes` client processes; return the records in order of due time.
 
     Raises:
-        RuntimeError: a client process ended before all its requests.
+        RuntimeError: a client process failed before all its requests were done.
     """
     if processes == 1:
         records = asyncio.run(replay(target, sessions, time.monotonic() + 0.2))

@@ -90,7 +90,7 @@ class Lengths:
 
 
 def arrivals(random: np.random.Generator, count: int, rate: float, burstiness: float) -> NDArray[np.float64]:
-    """Return the times of `count` random arrivals in seconds; on average there are `rate` per second.
+    """Return the times, in seconds, of `count` random arrivals; the mean rate is `rate` per second.
 
     Gaps have a gamma distribution with the coefficient of variation `burstiness`: 1 gives a Poisson process,
     0 gives equal gaps.
@@ -143,7 +143,7 @@ class Workload:
 
 
 def generate(workload: Workload, texts: Texts) -> list[Session]:
-    """Generate the sessions of a run; equal random states give equal sessions."""
+    """Generate the sessions of a run; equal states of `texts.random` give equal sessions."""
     random, count = texts.random, workload.requests
     sessions = -(-count // workload.turns)
     prefixes = [texts.generate(workload.shared) for _ in range(workload.groups)] if workload.shared else []

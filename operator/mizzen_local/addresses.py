@@ -1,9 +1,9 @@
 """Loopback addresses for the node, pods and services of a cluster.
 
 On Linux all of 127.0.0.0/8 is loopback, and a process can listen there without root. Each cluster on the
-machine claims an index, which selects a /22 of 127.97.0.0/16 for the node and 1020 pods, and a /16 from
-127.128.0.0 up for ClusterIPs. The claim is an abstract Unix socket that the cluster's processes keep open, so
-that the kernel releases it when the last of them ends, however it ends.
+machine claims an index, which selects a /22 of 127.97.0.0/16 for the node and 1020 pods, and a /16 for
+ClusterIPs, from 127.128.0.0/16 upwards. The claim is an abstract Unix socket that the cluster's processes
+keep open. The kernel releases the claim when the last of these processes ends, even if it crashes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def claim_addresses() -> tuple[Addresses, socket.socket]:
     """Claim a free index for a cluster.
 
     Returns:
-        The addresses, and the socket that holds the claim: the claim lasts while any process has it open.
+        The addresses, and the socket that holds the claim; the claim lasts while any process has the socket
+        open.
 
     Raises:
         OSError: all 64 indexes are claimed.
@@ -74,14 +75,14 @@ def claim_addresses() -> tuple[Addresses, socket.socket]:
 
 
 def find_free_port(host: str, taken: frozenset[int] = frozenset()) -> int:
-    """Return a TCP port that nothing listens on, below the kernel's ephemeral ports.
+    """Return a free TCP port below the kernel's range of ephemeral ports.
 
     Args:
         host: IP address on which the port must be free.
         taken: ports not to return.
 
     Raises:
-        OSError: 200 random ports were all in use.
+        OSError: 200 random ports were all in use or in `taken`.
     """
     for _ in range(200):
         port = random.randint(FIRST_PORT, LAST_PORT)

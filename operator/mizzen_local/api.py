@@ -44,7 +44,7 @@ class ApiError(Exception):
 class ApiClient:
     """Client of the API server that a kubeconfig names; use it with `async with`.
 
-    The kubeconfig has to be written by `pki.py`.
+    It supports only kubeconfigs that `pki.py` has written.
     """
 
     def __init__(self, kubeconfig: Path) -> None:

@@ -51,10 +51,10 @@ def _build_etcd(go: str, work: Path, folder: Path, version: str, report: Report)
 
 
 def _build_kubernetes(go: str, work: Path, folder: Path, version: str, report: Report) -> None:
-    """Build one program that contains all Kubernetes programs, and link their names to it.
+    """Build one program that contains all Kubernetes programs; create a link to it for each program's name.
 
-    The go.mod of Kubernetes replaces the staged modules with folders of the Kubernetes repository, which the
-    published module does not contain. This build uses the published versions of the staged modules instead.
+    The go.mod of Kubernetes replaces the staged modules with folders of the Kubernetes repository. The
+    published module lacks these folders, so this build uses the published versions of the staged modules.
     """
     shutil.copytree(SOURCES / "kubernetes", work)
     (work / "go.mod").write_text("module mizzen.dev/kubernetes\n")

@@ -47,9 +47,9 @@ CONTROLLERS = (
 )
 NODE = "mizzen-local"
 GOGC = "300"
-"""Environment variable GOGC of the Go programs.
+"""Value of the environment variable GOGC for the Go programs.
 
-With 300 instead of the default 100, the programs use a sixth less CPU time.
+With 300 instead of Go's default of 100, the programs use a sixth less CPU time.
 """
 
 
@@ -302,7 +302,7 @@ class _ControlPlaneStarter:
 
 
 def log_hint(folder: Path, name: str, lines: int = 8) -> str:
-    """Return the path of a process's log and its last lines, for an error message."""
+    """Return a text with the path and the last lines of a process's log, for an error message."""
     path = folder / "logs" / f"{name}.log"
     try:
         tail = path.read_text(errors="replace").splitlines()[-lines:]

@@ -101,7 +101,7 @@ def fetch_file(url: str, *, report: Report | None) -> bytes:
 
     Args:
         url: the file's URL.
-        report: called with a line of progress at each quarter of the file; None reports nothing.
+        report: called with a line of progress after each quarter of the file; None for no progress reports.
 
     Raises:
         DownloadError: the download failed, is incomplete, or is too large.

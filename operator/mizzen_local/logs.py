@@ -34,7 +34,7 @@ def find_logs(folder: Path, target: str, namespace: str, container: str, *, prev
         target: name of a process, such as `kube-apiserver` or `node`; or name of a pod; or a part of pods'
             names that consists of whole words joined by hyphens, such as the name of an InferenceService.
         namespace: namespace of the pods; all if empty.
-        container: container of the pods; all if empty.
+        container: name of the container; if empty, the logs of all containers of the pods are returned.
         previous: return the log of each container's second-to-last run instead of its last one; containers
             that have run only once are left out.
     """
@@ -97,7 +97,7 @@ def print_logs(logs: Sequence[Log], out: TextIO, *, tail: int | None, follow: bo
     Args:
         logs: the logs to print.
         out: file to print to.
-        tail: number of last lines to print of each log; None prints all.
+        tail: number of lines to print from the end of each log; None prints each log from its beginning.
         follow: print new lines as they are written, until interrupted.
     """
     files = [(log, log.path.open("rb")) for log in logs]

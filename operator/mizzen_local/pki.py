@@ -162,7 +162,7 @@ def write_kubeconfig(path: Path, *, server: str, authority: Path, user: str, pai
 def write_token_kubeconfig(
     path: Path, *, server: str, authority: Path, namespace: str, token_file: Path
 ) -> Path:
-    """Write a kubeconfig for a service account whose token is in a file, and return its path."""
+    """Write a kubeconfig for a service account whose token is in a file; return the kubeconfig's path."""
     cluster = {"server": server, "certificate-authority": str(authority)}
     return _write_config(path, cluster, "pod", {"tokenFile": str(token_file)}, namespace)
 

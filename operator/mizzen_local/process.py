@@ -75,10 +75,11 @@ def start(
     Args:
         name: name of the process.
         command: program and arguments.
-        log: file to which its output is appended.
-        folder: the cluster's folder, which becomes its working directory and the value of `MARK`.
-        env: its environment; the caller's if None.
-        pass_fds: the only file descriptors that it inherits.
+        log: file to which the process's output is appended.
+        folder: the cluster's folder, which becomes the process's working directory; with a slash appended,
+            it becomes the value of `MARK` in the process's environment.
+        env: environment of the process; None for the caller's environment.
+        pass_fds: file descriptors that the process inherits; it inherits no others.
 
     Raises:
         OSError: the program cannot be started.

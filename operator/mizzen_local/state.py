@@ -129,7 +129,7 @@ class ClusterState:
                 return
 
     def remove_files(self, *, keep_logs: bool = False) -> None:
-        """Delete all files that a cluster creates, except the logs if `keep_logs`; keep all other files."""
+        """Delete the files that a cluster creates, and no others; with `keep_logs`, the logs are kept too."""
         ours = ("etcd", "pki", "pods", "processes.json", "processes.new", "cluster.json", "kubectl-cache")
         configs = ("kubeconfig", "node.kubeconfig", "controller-manager.kubeconfig", "scheduler.kubeconfig")
         for name in (*ours, *configs, *(() if keep_logs else ("logs",))):

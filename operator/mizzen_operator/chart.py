@@ -1,4 +1,4 @@
-"""Render the operator's manifests from the Helm chart's files without Helm.
+"""Renders the operator's manifests from the Helm chart's files, without Helm.
 
 The files use two kinds of template syntax: plain paths such as `{{ .Values.operator.replicas }}`, and paths
 with `| toJson`. Helm renders the same files through `tpl` and merges in the values that this module does not

@@ -42,7 +42,7 @@ from mizzen_operator.status.service_metrics import ServiceMetrics
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 10.0
-"""Time that a stopped controller has to finish the reconciles in progress."""
+"""Maximum time for which a stopped controller waits for the reconciles in progress to finish."""
 CATCH_UP_RETRY_SECONDS = 0.5
 
 
@@ -86,7 +86,7 @@ async def run(config: OperatorConfig) -> int:
             stop_flag=replica.ended,
         )
     except Exception:  # kopf itself failed: reconciles have ended in order, and a new process starts over
-        logger.exception("kopf has ended")
+        logger.exception("kopf stopped with an error")
         return 1
     finally:
         await replica.close()

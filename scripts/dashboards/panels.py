@@ -112,7 +112,7 @@ def quantiles(metric: str, labels: str = "", shares: Sequence[float] = (0.5, 0.9
 
 
 def mean(metric: str, by: str = "", labels: str = "") -> str:
-    """Return the mean of a histogram as PromQL, for each value of the labels `by`.
+    """Return the mean of a histogram as PromQL: one mean for each combination of the labels `by`.
 
     Args:
         metric: name of the histogram.
@@ -143,7 +143,7 @@ def render(dashboard: Dashboard) -> Json:
 
 
 def _link() -> Json:
-    """Return a drop-down link to Mizzen's other dashboards that keeps the time range and the variables."""
+    """Return a drop-down menu of Mizzen's dashboards; its links keep the time range and the variables."""
     return {
         "asDropdown": True,
         "icon": "external link",
@@ -286,7 +286,7 @@ def _options(panel: Panel) -> Json:
 
 
 def _columns() -> list[Json]:
-    """Return the transformations of a table panel, which merge its queries and hide two columns."""
+    """Return the transformations that merge the queries of a table panel and hide two columns."""
     hidden = {"Time": True, "__name__": True}
     return [
         {"id": "merge", "options": {}},

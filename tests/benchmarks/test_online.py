@@ -97,7 +97,7 @@ class Server:
 async def stream(
     request: web.Request, words: list[str], *events: Any, chat: bool = False
 ) -> web.StreamResponse:
-    """Stream one event per word, then `events`; if there are no `events`, the usage and `[DONE]`."""
+    """Stream one event per word, and then `events`, or the usage and `[DONE]` if `events` is empty."""
     response = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await response.prepare(request)
     usage = {

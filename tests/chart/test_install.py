@@ -171,7 +171,7 @@ def fields(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def wait_until_left(kept: set[str], kubectl: Kubectl, namespace: str) -> None:
-    """Wait until only the objects `kept` are left of an installation; garbage collection takes a moment."""
+    """Wait until an installation has no objects but `kept`; garbage collection takes a moment."""
     deadline = time.monotonic() + 120
     while (remaining := remaining_objects(kubectl, namespace)) != kept:
         assert time.monotonic() < deadline, f"left over: {remaining - kept}"

@@ -141,7 +141,7 @@ class MetricsApi:
     def _pod_metrics(
         self, namespace: str, metric: str, parameters: Mapping[str, str]
     ) -> list[dict[str, Any]]:
-        """Return one value per pod that matches the label selector, by the rule of prometheus-adapter."""
+        """Return the metric of each pod that matches the label selector; the rule contains the query."""
         pods = self._cluster.get("pods", "-n", namespace, "-l", parameters["labelSelector"])["items"]
         names = "|".join(pod["metadata"]["name"] for pod in pods)
         expr = self._rule["metricsQuery"]

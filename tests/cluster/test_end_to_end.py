@@ -82,7 +82,10 @@ def ask(cluster: Any, question: str = QUESTION) -> str | None:
 
 @contextmanager
 def streams(cluster: Any, concurrency: int = 3) -> Iterator[dict[str, Any]]:
-    """Request streams during the block; after it, the yielded dictionary contains their counts by outcome."""
+    """Send streaming requests during the block.
+
+    After the block, the yielded dictionary contains the number of streams by outcome.
+    """
     counts: dict[str, Any] = {}
     command = [sys.executable, str(ROOT / "benchmarks/stream_load.py"), cluster.url(NAME), "--json"]
     options = ["--concurrency", str(concurrency), "--seconds", "200", "--prompt", STORY]

@@ -129,7 +129,7 @@ async def test_a_hung_gateway_gets_no_more_requests_while_the_other_serves(site:
 def _unavailable(observed: Sequence[ObservedStatus]) -> list[tuple[float, float]]:
     """Return the intervals (begin, end) in which Available was not True.
 
-    The last observed status must be True, because an interval ends at the next status.
+    An interval ends at the next observed status, so Available must be True in the last one.
     """
     return [(status.at, following.at) for status, following in pairwise(observed) if not status.available]
 

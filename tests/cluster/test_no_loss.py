@@ -1,6 +1,6 @@
 """No request is lost and no status is wrong while real processes are rolled out, killed and hung.
 
-`make soak` runs the test for hours, and `make e2e` on a cluster with containers.
+`make soak` makes the same changes and faults for longer; `make e2e` makes them on a cluster with containers.
 """
 
 from __future__ import annotations

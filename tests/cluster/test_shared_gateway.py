@@ -156,7 +156,7 @@ def certificate(name: str) -> dict[str, Any]:
 
 
 def served_certificate(url: str) -> str:
-    """Return the common name of a server's current certificate; empty if it does not answer with TLS."""
+    """Return the common name of a server's current certificate; empty if no TLS server answers."""
     address = urlsplit(url)
     try:
         pem = ssl.get_server_certificate((address.hostname or "", address.port or 443), timeout=10)

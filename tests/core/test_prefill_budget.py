@@ -224,9 +224,9 @@ def test_equal_step_times_give_equal_plans() -> None:
 
 
 def test_overlap_loop_records_step_completion_times() -> None:
-    """A prompt takes 3.2 s of real time; it delays a stream by less than 1.6 s if step time is limited.
+    """A long prompt delays a stream by less than 1.6 s of real time if the time of a step is limited.
 
-    Without a limit, it delays the stream by more than 3.2 s.
+    Without a limit, the prompt delays the stream by more than 3.2 s, which is the time that it takes alone.
     """
 
     def longest_gap(limit: float | None) -> float:

@@ -60,7 +60,7 @@ def test_no_preemption_if_the_request_would_not_fit_anyway() -> None:
 
 
 def world_with_cached_prefix(pages: int, low_priority_requests: int) -> tuple[World, list[int]]:
-    """Return a world in which a running request holds a prefix of 20 pages, and that prefix.
+    """Return a world and a prefix of 20 pages, which a running request of that world holds.
 
     Args:
         pages: size of the KV cache, in pages of 16 tokens.

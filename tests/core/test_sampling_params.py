@@ -35,7 +35,7 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "stop": (["a", "b"], ("a", "b")),
     "logit_bias": ({"5": 1.5, "6": -100}, ((5, 1.5), (6, -100.0))),
 }
-"""Parameters whose value is not a single number: a value in a request, and the engine's value for it."""
+"""For each parameter that is not a single number: a value in a request, and the engine's value for it."""
 SPECIAL = {"top_k": {-1: 0}, "top_p": {0.0: 1.0}}
 """Values that the API accepts outside the engine's bounds, and the engine's values for them."""
 

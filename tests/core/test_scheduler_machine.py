@@ -1,4 +1,4 @@
-"""Checks the scheduler's properties under random events, and checks that they catch seeded defects."""
+"""Checks the scheduler's properties under random events, and that these checks detect seeded defects."""
 
 from __future__ import annotations
 

@@ -235,9 +235,9 @@ class World:
         np.testing.assert_allclose(self.embeddings[requested.rid], embedding(requested), atol=1e-5)
 
     def _cacheable(self, requested: Request) -> int:
-        """Return the maximum number of a request's prompt tokens that the prefix cache can contain.
+        """Return the largest number of its prompt tokens that a request can find in the prefix cache.
 
-        These tokens come from other requests with the same salt.
+        Only other requests with the same salt can have stored these tokens.
         """
         prompt, most = requested.prompt.tolist(), 0
         for neighbour in self.requests.values():

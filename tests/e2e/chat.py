@@ -13,7 +13,7 @@ from product import CLIENT, NAME, PYTHON, TENANT, Product
 from demo_model import QUESTION, STORY, trained_answer
 
 END_SECONDS = 150
-"""Time limit for the streams that are in flight when the load ends."""
+"""Time limit, in seconds, for the streams that are in flight when the load ends."""
 
 
 def _load(service: dict[str, Any], question: str, concurrency: int) -> subprocess.Popen[str]:
@@ -50,7 +50,10 @@ def streams(
 
 
 def answers(product: Product, name: str) -> bool:
-    """Send one question repeatedly, and return whether any answers came; each must be the trained one."""
+    """Send one question repeatedly; return whether it was answered.
+
+    Check that each answer is the trained one.
+    """
     with streams(product, QUESTION, concurrency=1, name=name) as counts:
         pass
     return counts["good"] > 0

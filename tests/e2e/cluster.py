@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 DEADLINE_SECONDS = 180.0
-"""Default timeout of every wait; generous, because no measurement depends on it."""
+"""Default timeout of every wait, in seconds; it is generous, because no measurement depends on it."""
 
 
 class CommandError(AssertionError):
@@ -73,7 +73,7 @@ class Reader:
         """Return the object or list at a path of the API; an empty object if the path does not exist.
 
         Raises:
-            CommandError: the API server answered with another status than 200 or 404.
+            CommandError: the API server answered with a status other than 200 and 404.
         """
         answer = self._client.get(path, params={"labelSelector": selector} if selector else None)
         if answer.status_code == 404:
@@ -152,7 +152,9 @@ class Timeline:
 
 
 def evict(namespace: str, pod: str) -> int:
-    """Evict a pod as `kubectl drain` does; return HTTP status 201, or 429 if a disruption budget forbids it.
+    """Evict a pod as `kubectl drain` does, and return the HTTP status.
+
+    The status is 201, or 429 if a disruption budget forbids the eviction.
 
     Raises:
         CommandError: the API server refused the eviction for another reason.

@@ -30,7 +30,7 @@ def own_files() -> tuple[int, list[str]]:
 
 
 def writable() -> list[str]:
-    """Return the folders, among some important ones of the image, to which this user can write."""
+    """Return the folders to which this user can write; only a few important folders are checked."""
     folders = []
     for folder in ("/", "/opt/mizzen", "/etc", "/usr/lib", "/var"):
         try:

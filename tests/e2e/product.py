@@ -194,7 +194,7 @@ class Product:
         ]
 
     def pods(self, component: str, name: str = NAME) -> list[dict[str, Any]]:
-        """Return the pods of a component of a service: `engine`, `gateway` or `fetch`."""
+        """Return the pods of one component (`engine`, `gateway` or `fetch`) of a service."""
         selector = f"mizzen.dev/service={name},mizzen.dev/component={component}"
         return self.reader.pods(TENANT, selector)
 

@@ -86,7 +86,7 @@ class ModelBench:
         self.steps = 0
 
     def reserve(self, slot: int, tokens: int) -> PageWrites:
-        """Allocate a slot's missing pages for `tokens` tokens."""
+        """Allocate the pages that a slot lacks for `tokens` tokens; return the writes to the page table."""
         retained = self.held.setdefault(slot, [])
         first = len(retained)
         while len(retained) * self.page_size < tokens:
@@ -97,7 +97,10 @@ class ModelBench:
         )
 
     def share(self, source: int, slot: int, tokens: int) -> PageWrites:
-        """Start `slot` with the full pages of another slot, `source`, as the prefix cache does."""
+        """Start `slot` with pages of the slot `source`, as the prefix cache does.
+
+        The pages are the full pages of the first `tokens` tokens. Return the writes to the page table.
+        """
         pages = self.held[source][: tokens // self.page_size]
         self.held[slot] = list(pages)
         count = len(pages)

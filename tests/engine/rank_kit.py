@@ -26,7 +26,7 @@ SECONDS = 120.0
 
 
 class ThreadGroup(RankGroup):
-    """The process group of a rank whose other ranks are threads."""
+    """The process group of one rank; every rank is a thread."""
 
     def __init__(self, rank: int, size: int, store: dist.Store) -> None:
         self.config = RankConfig(

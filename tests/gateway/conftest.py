@@ -274,7 +274,10 @@ async def live() -> AsyncIterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="module")
 def simulated_url() -> Iterator[str]:
-    """Yield the URL of a gateway with a simulated engine of the demo model, on a separate event loop."""
+    """Yield the URL of a gateway with a simulated engine of the demo model.
+
+    The gateway runs on a separate event loop.
+    """
 
     async def start(endpoint: str) -> LiveGateway:
         gateway = LiveGateway(

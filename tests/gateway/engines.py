@@ -67,10 +67,11 @@ class Behaviour:
 
     - gap: one token is skipped
     - garbage: a frame that is not a message
-    - short: the finish counts more tokens than were sent
-    - error, own: the request fails because of the engine, or because of the request itself
+    - short: the Finish message reports more tokens than were sent
+    - error: the request fails because of the engine
+    - own: the request fails because of the request itself
     - forget: the engine forgets the gateway and refuses it as an unknown peer
-    - restart: a Welcome as from a new process
+    - restart: the engine sends a Welcome as if it were a new process
     - mute: no more tokens
     - silent: no more messages at all, and none are read
     """

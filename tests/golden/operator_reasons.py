@@ -102,7 +102,10 @@ class _Place:
         self._module, self._tree, self._scopes = module, tree, scopes
 
     def argument(self, call: ast.Call, name: str) -> list[ast.expr]:
-        """Return the argument that a call passes for a parameter by keyword or position; empty if absent."""
+        """Return, as a list, the argument that a call passes for a parameter; empty if it passes no argument.
+
+        Positional arguments are found only if the call makes an instance of a class.
+        """
         named = [keyword.value for keyword in call.keywords if keyword.arg == name]
         callee = self._value(call.func)
         if named or not isinstance(callee, type):

@@ -253,7 +253,7 @@ def test_finish_reasons_and_states_of_answers_are_unchanged() -> None:
 
 
 INTERNAL = {AnswerPiece, OutputDelta, ToolsOnly, SamplingFields}
-"""Structs that are not complete JSON bodies: internal ones, a base class, and one for a single member."""
+"""Structs that are not complete JSON bodies: internal ones, a base class, and one that decodes one member."""
 
 
 def gateway_structs() -> Iterator[type[msgspec.Struct]]:

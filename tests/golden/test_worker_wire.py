@@ -205,7 +205,7 @@ def empty_plan() -> StepPlan:
 
 
 def ring_memory() -> str:
-    """Return the memory of a ring with two readers, in hexadecimal, after a plan and the end were sent."""
+    """Send a plan and the end through a ring with two readers; return the ring's memory in hexadecimal."""
     handles = plan_ring.create_ring(2, 1024)
     try:
         writer = plan_ring.RingWriter(handles)

@@ -1,4 +1,4 @@
-"""Every alert fires and stays silent when it should, and has a runbook."""
+"""Every alert has a runbook, fires when it should, and stays silent otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every panel is complete, and its queries return data of a cluster under load and faults."""
+"""Every panel is complete, and its queries return data for a cluster under load and faults."""
 
 from __future__ import annotations
 

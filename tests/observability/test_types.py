@@ -43,7 +43,7 @@ def modules() -> Path:
 
 @pytest.fixture
 def check(modules: Path, tmp_path: Path) -> Check:
-    """Return a function that type-checks dashboards, given as JSON by name, and returns the errors."""
+    """Return a function that type-checks dashboards (their JSON texts by name) and returns the errors."""
 
     def check(boards: dict[str, str]) -> str:
         for file in ("plain.ts", "tsconfig.json"):

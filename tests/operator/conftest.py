@@ -39,7 +39,7 @@ CONTROLLERS = (
 
 
 class Refused(Exception):
-    """The API server refused a request with status `code`."""
+    """The API server refused a request; `code` is the HTTP status of its response."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)

@@ -107,7 +107,7 @@ class Operators:
         return code
 
     def answers(self, identity: str) -> bool:
-        """Return whether a process is up, that is, it leads or waits for the Lease."""
+        """Return whether a process is up, that is, whether it leads or waits for the Lease."""
         try:
             return self.http(identity, "/healthz") == "ok\n"
         except OSError:

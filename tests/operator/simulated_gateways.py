@@ -54,7 +54,7 @@ class Behaviour:
     broken_devices: set[str] = field(default_factory=set)
     """Namespaces whose engines find no working device at their start."""
     mounts: dict[str, float] = field(default_factory=dict)
-    """Seconds until running pods see a changed Secret, by namespace; pods in other namespaces never do."""
+    """Seconds until running pods see a changed Secret, by namespace; in other namespaces, they never do."""
     answers: dict[str, str] = field(default_factory=dict)
     """Answers to golden prompts, by namespace or model source; "4" by default."""
     no_golden_prompts: set[str] = field(default_factory=set)
@@ -66,11 +66,11 @@ class Behaviour:
     api_keys: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The gateways' report on API keys, by namespace; no report by default."""
     loads: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Load that gateways report, by namespace; `pagesUsed` is the number of used pages, of 100 per engine."""
+    """Load that gateways report, by namespace; `pagesUsed` counts the used pages of an engine's 100 pages."""
 
 
 class SimulatedGateways:
-    """The gateways of all services; `SimulatedNode` adds their pods."""
+    """Simulates the gateways of all services; the subclass `SimulatedNode` also simulates a kubelet."""
 
     _api: Any
     behaviour: Behaviour

@@ -60,7 +60,7 @@ class SimulatedNode(SimulatedGateways):
             server.server_close()
 
     def reset_lowest(self, service: str) -> None:
-        """Restart the record of the lowest number of serving groups in the namespace `service`."""
+        """Restart the recording of the lowest number of serving groups in a namespace (`service`)."""
         self.lowest[service] = 1 << 30
 
     def _run(self) -> None:

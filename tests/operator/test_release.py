@@ -20,7 +20,7 @@ class Server:
         self.version = 1
         self.spec: dict[str, Any] = {"holderIdentity": holder}
         self.renewals = 0
-        """Number of times that the holder will renew the Lease, each time directly after a read."""
+        """Number of renewals that the Lease's holder will still make, each directly after a read."""
 
     async def get(self, ref: ObjectRef) -> dict[str, Any]:
         read = {"metadata": {"resourceVersion": str(self.version)}, "spec": dict(self.spec)}

@@ -1,8 +1,8 @@
 """Words that the repository must not use, because the field has established terms for them.
 
-The kind of an entry says where it is searched: in parts of identifiers, ignoring case (`word`), in whole
-identifiers (`name`), in names of modules (`module`), or in prose (`phrase`): comments, strings, names of
-tests, and files that are not code.
+The kind of an entry says where the test looks for the word: in parts of identifiers, ignoring case (`word`),
+in whole identifiers (`name`), in names of modules (`module`), or in prose (`phrase`): comments, strings,
+names of tests, and files that are not code.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ KERNELS = ("worker/mizzen/kernels", "worker/mizzen/layers")
 
 @dataclass(frozen=True, slots=True)
 class Private:
-    """A word that must not be used, the term to use instead, and where it is searched."""
+    """A word that must not be used, the term to use instead, and where the test looks for the word."""
 
     label: str
     kind: str
-    """Where the word is searched: `word`, `name`, `module` or `phrase`; see the module's docstring."""
+    """Where the test looks for the word: `word`, `name`, `module` or `phrase`; see the module's docstring."""
     pattern: re.Pattern[str]
     instead: str
     scope: tuple[str, ...] = ()
-    """Folders in which the word is searched; empty for the whole repository."""
+    """Folders in which the word must not occur; empty for the whole repository."""
 
 
 def _words(rows: str, kind: str, scope: tuple[str, ...] = ()) -> list[Private]:

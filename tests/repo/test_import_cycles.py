@@ -21,7 +21,7 @@ def module_name(path: Path) -> str:
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield the module and the imported name (or "") of all imports of a file, including nested ones."""
+    """Yield the module and the imported name ("" for `import m`) of each import, including nested ones."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:

@@ -12,7 +12,7 @@ import pytest
 from ratchets import ROOT, check, tracked
 
 TAKEN = {*typing.__all__, *collections.abc.__all__, *vars(builtins)}
-"""Names of built-in types and types of `typing` and `collections.abc`."""
+"""Names of Python's built-ins, and public names of `typing` and `collections.abc`."""
 
 
 def classes(folder: str) -> dict[str, list[str]]:

@@ -110,7 +110,7 @@ def sources() -> Iterator[Source]:
 
 
 def within(path: Path, private: Private) -> bool:
-    """Return whether a file is in a folder in which a word is searched."""
+    """Return whether the scope of a private word contains a file."""
     return not private.scope or any(path.is_relative_to(folder) for folder in private.scope)
 
 

@@ -129,7 +129,7 @@ def start_engine(tmp_path: Path, model: Path) -> Iterator[Callable[..., EnginePr
 
 @pytest.fixture
 def connect() -> Iterator[Callable[[str], Gateway]]:
-    """Return a function that connects a gateway to an endpoint; the gateway has not read its Welcome yet."""
+    """Return a function that connects a gateway to an endpoint; the test must read the gateway's Welcome."""
     gateways: list[Gateway] = []
 
     def make(endpoint: str) -> Gateway:

@@ -1,4 +1,4 @@
-"""Startup progress: reported by loaders through shared memory, shown in `/readyz`, logs and on terminals."""
+"""Startup progress: loaders report it through shared memory; `/readyz`, logs and terminals show it."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def hanging(now: float) -> list[RankHeartbeat]:
 def test_gaps_of_the_monitor_are_excluded_from_deadlines(
     fault: Callable[[float], list[RankHeartbeat]],
 ) -> None:
-    """All processes stop from 2.5 s to 100 s; a fault that remains after that is found in time."""
+    """All processes stand still from 2.5 s to 100 s; if a fault remains, it is found by 105.5 s."""
     detector = StallDetector(2, 5.0, 5.0)
     assert [detector.find_fault(fault(now), now) for now in (2.0, 2.5, 100.0, 101.0, 102.0)] == [None] * 5
     faults = [detector.find_fault(fault(now), now) for now in (103.0, 104.0, 105.0, 105.5)]

@@ -39,10 +39,10 @@ LOOPBACK = Address()
 
 @dataclass
 class Faults:
-    """Faults to inject; each injection decrements the count of that fault."""
+    """Faults to inject; if a fault has a count, each injection decrements it."""
 
     cut_after: int = 0
-    """Number of bytes of a body after which the connection is closed; 0 closes no connection."""
+    """Number of bytes of a body after which the connection is closed (`cuts` times); 0 to close none."""
     cuts: int = 0
     short: int = 0
     """Number of bodies that are shorter than the file, although the response ends properly."""
@@ -279,7 +279,7 @@ aws_secret_access_key = {SECRET}
 aws_session_token = {TOKEN}
 region = {REGION}
 """
-    """AWS credentials file."""
+    """Content of an AWS credentials file."""
 
     def __init__(self, at: Address = LOOPBACK) -> None:
         self.objects: dict[str, bytes] = {}

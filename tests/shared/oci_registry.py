@@ -12,7 +12,7 @@ from model_servers import LOOPBACK, TITLE, Address, Handler, Server
 
 
 class Registry:
-    """Fake OCI registry; a second server issues the access tokens to clients with user name and password."""
+    """Fake OCI registry; a second server issues access tokens to clients that send user name and password."""
 
     USER, PASSWORD = "robot", "pass:word"
 

@@ -14,7 +14,7 @@ class OneObject:
     """Fake API server with at most one object, `stored`; `requests` records the requests."""
 
     version_error_code = 0
-    """Status code with which `apply` fails if `new` is set, as if for its resourceVersion; 0 to succeed."""
+    """Status code of the error about a resourceVersion that `apply(new=True)` raises; 0 for no error."""
 
     dry_run_error = ""
     """Message with which dry runs are rejected; empty to accept them."""

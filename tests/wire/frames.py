@@ -1,4 +1,4 @@
-"""Helpers to fill and read wire frames: a load with six different numbers, and decoding of packed columns."""
+"""Helpers to fill and read wire frames: a `Load` whose numbers all differ, and decoding of packed columns."""
 
 from __future__ import annotations
 

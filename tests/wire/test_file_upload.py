@@ -1,4 +1,4 @@
-"""The engine sends files in parts: a few at a time, and no more to a gateway that does not read them."""
+"""The engine sends files in parts: a few at a time, and no further ones to a gateway that does not read."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def messages_of(gateway: Any, kind: type) -> list[Any]:
 
 
 def large_frames() -> int:
-    """Return the number of file parts that ZMQ keeps in memory, over all connections."""
+    """Return the number of file parts that ZMQ keeps in memory, summed over all connections."""
     kept_objects = [reference.obj for reference in tuple(garbage.gc.refs.values())]
     return sum(isinstance(frame, bytes) and len(frame) > FILE_PART_BYTES for frame in kept_objects)
 

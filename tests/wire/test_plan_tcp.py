@@ -42,7 +42,7 @@ Register = Callable[[Any], Any]
 def close_later() -> Iterator[Register]:
     """Close the registered servers and clients even if the test fails.
 
-    One that is still open could hang for ever when it is garbage-collected.
+    A server or client that is still open could hang forever when it is garbage-collected.
     """
     ends: list[Any] = []
 

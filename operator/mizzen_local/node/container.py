@@ -105,7 +105,8 @@ class PodContainer:
             spec: the container's spec.
             pod: context of its pod.
             restart: restart policy of this container.
-            initial: state from an earlier kubelet of this node; waiting if the container is new.
+            initial: state in which an earlier kubelet of this node left the container; for a new container,
+                the state `waiting`.
         """
         self.spec = spec
         self.name: str = spec["name"]
@@ -277,7 +278,8 @@ class PodContainer:
     async def _back_off(self, *, ran_long: bool) -> None:
         """Wait before a restart, unless it is the first or follows a long run.
 
-        Each wait is twice as long as the previous one, up to MAX_BACKOFF. A long run resets the length.
+        Each wait is twice as long as the previous one, up to MAX_BACKOFF. After a long run, the waits begin
+        with FIRST_BACKOFF again.
         """
         self.state = replace(self.state, last=dict(self.state.current))
         if ran_long:

@@ -34,7 +34,8 @@ class PathMap:
     def rewrite(self, text: str) -> str:
         """Return `text` with its container path, if it has one, replaced by the path on this machine.
 
-        The path must be at the start of the text, or follow the first `=`, `file://` or both.
+        The path must be at the start of the text, or directly after the text's first `=`. In both positions,
+        `file://` may precede the path.
         """
         if self._pattern is None:
             return text

@@ -31,7 +31,7 @@ The state is `waiting`, `running` or `terminated`, or empty if the kubelet no lo
 class _LogRequest:
     """A parsed request for a container's log.
 
-    `tail` is in lines, and `limit` in bytes; each is None if it is not limited.
+    `tail` is the maximum number of lines and `limit` the maximum number of bytes; None means no maximum.
     """
 
     namespace: str

@@ -18,7 +18,7 @@ WAIT_SECONDS = 60.0
 
 
 class PodNames:
-    """The DNS names of this node's pods and their addresses."""
+    """The DNS names of this node's pods, and the IP address for each name."""
 
     def __init__(self) -> None:
         self._addresses: dict[str, tuple[str, str]] = {}
@@ -34,11 +34,11 @@ class PodNames:
                 self._added.notify_all()
 
     def remove(self, uid: str) -> None:
-        """Remove the name of the pod with this uid, which has ended."""
+        """Remove the name of a pod that has ended, given the pod's uid."""
         self._addresses = {name: entry for name, entry in self._addresses.items() if entry[0] != uid}
 
     async def rewrite(self, text: str, pod: Mapping[str, Any]) -> str:
-        """Replace DNS names of pods in a text with their addresses; names of unknown pods are kept.
+        """Return a text with the DNS names of pods replaced by the pods' addresses; keep unknown names.
 
         Other pods of the pod's subdomain may be created later. If the text contains the name of such a pod,
         wait up to `WAIT_SECONDS` for the pod.

@@ -37,10 +37,11 @@ class NodeContext:
     names: PodNames = field(default_factory=PodNames)
 
     def mark(self, *names: str) -> str:
-        """Return a prefix for values of MIZZEN_LOCAL_MARK; it selects certain processes of the node's pods.
+        """Return the MIZZEN_LOCAL_MARK prefix that selects certain processes of the node's pods.
 
         Args:
-            names: without names, the prefix selects the processes of all pods; with a pod's uid, those of
-                the pod; with a pod's uid, a container's name and the number of a run, those of the run.
+            names: without names, the prefix selects the processes of all pods. A pod's uid selects the
+                processes of that pod. A pod's uid, a container's name and the number of a run select the
+                processes of that run.
         """
         return "/".join([str(self.folder), "pods", *names, ""])

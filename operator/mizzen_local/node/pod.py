@@ -151,7 +151,7 @@ class PodRunner:
             container.kill()
 
     async def stop_quietly(self) -> None:
-        """Terminate the containers within a second, without writing to the API; the node is stopping."""
+        """Terminate the containers within a second, without writing to the API; used when the node stops."""
         self._reports_nothing = True
         await self._stop(1.0)
 
@@ -211,7 +211,10 @@ class PodRunner:
                 log.warning("%s: volumes were not refreshed: %s", self.object["metadata"]["name"], error)
 
     async def _stop(self, grace: float) -> None:
-        """Terminate containers concurrently, then sidecars in reverse order: all within `grace` seconds."""
+        """Within `grace` seconds, terminate the main containers concurrently, then sidecars one by one.
+
+        The sidecar that was started last is terminated first.
+        """
         deadline = time.monotonic() + grace
         await asyncio.gather(*(item.stop(grace) for item in self._main))
         for item in reversed(self._init):

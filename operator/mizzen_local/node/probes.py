@@ -17,8 +17,9 @@ MAX_EAGER_SECONDS = 1.0
 class Probe:
     """One probe and its thresholds.
 
-    Until an `eager` probe succeeds for the first time, it also runs between its periods, so that a start is
-    noticed at once. If such an extra run succeeds, it counts like any other run; if it fails, it is ignored.
+    Until an `eager` probe succeeds for the first time, it also runs in between its periodic runs, so that a
+    start is noticed at once. If such an extra run succeeds, it counts like a periodic run; if it fails, it is
+    ignored.
     """
 
     def __init__(self, spec: Mapping[str, Any], target: Target, *, eager: bool, ok: bool) -> None:

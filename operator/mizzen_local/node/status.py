@@ -24,7 +24,7 @@ class PodStatusInputs:
         sandbox: whether the pod's address and volumes are ready.
         address: IP address of the pod.
         host: IP address of the node.
-        began: time at which the node first saw the pod, as Kubernetes writes it.
+        began: time at which the node first saw the pod, in the format of the Kubernetes API.
     """
 
     pod: Mapping[str, Any]

@@ -15,7 +15,10 @@ def service_of_gateway(gateway: str) -> str:
 
 
 def root_keys_secret(service: str) -> str:
-    """Return the name of the unmounted Secret from which the engine's and gateway's Secrets are derived."""
+    """Return the name of the Secret from which the Secrets of engine and gateway pods are derived.
+
+    No pod mounts this Secret itself.
+    """
     return f"{service}-keys"
 
 
@@ -58,7 +61,12 @@ def leader_pod(service: str, revision: str, group: int, incarnation: int) -> str
 
 
 def worker_pod(leader: str, rank: int) -> str:
-    """Return the name of a group's pod other than the leader; `rank` is its index in the group, 1 or more."""
+    """Return the name of a pod of a group, other than the leader.
+
+    Args:
+        leader: name of the group's leader pod.
+        rank: index of the pod in the group, at least 1.
+    """
     return f"{leader}-{rank}"
 
 

@@ -38,12 +38,12 @@ class ModelCache:
 
 @dataclass(frozen=True, slots=True)
 class ModelAccess:
-    """Fields of `spec.model` that say how the weights are obtained, not which weights.
+    """Fields of `spec.model` that say how the weights are obtained; `Model` says which weights to obtain.
 
     Attributes:
         credentials: name of the Secret with the credentials, and the key in it; None if the spec names no
             Secret.
-        endpoint: base URL that replaces the source's own; empty for the default.
+        endpoint: base URL to use instead of the source's default one; empty to use the default.
     """
 
     cache: ModelCache = ModelCache()
@@ -133,7 +133,10 @@ class Gateway:
     access_log: str = "Enabled"
     extra_args: tuple[str, ...] = ()
     keys_from_label: bool = False
-    """Whether Secrets with the label `mizzen.dev/api-keys` hold API keys; if so, requests need an API key."""
+    """Whether the gateway reads API keys from Secrets with the label `mizzen.dev/api-keys`.
+
+    If it does, every request needs an API key.
+    """
 
 
 @dataclass(frozen=True, slots=True)

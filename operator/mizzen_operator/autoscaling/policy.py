@@ -2,8 +2,8 @@
 
 Each sample recommends a number of groups. A scale-up uses the lowest recommendation within its stabilization
 window; a scale-down uses the highest one within its own window. So a short peak or lull changes nothing. A
-service that had no requests for `idle_to_zero` seconds is scaled to zero. As soon as a request waits for it,
-it is scaled to one group.
+service that had no requests for `idle_to_zero` seconds is scaled to zero. As soon as a request then waits for
+the service, it is scaled to one group.
 Idle time counts from the moment at which an engine began to serve. While no engine serves, the service is
 scaled to zero only after `wake_timeout`, the longest time that a request waits for a group to start.
 """
@@ -32,7 +32,7 @@ class EngineLoad:
 
     Attributes:
         kv_percent: percentage of the KV cache's pages that requests use.
-        waiting_tokens: prompt tokens of its waiting requests.
+        waiting_tokens: total number of prompt tokens of the requests that wait in the engine.
         requests: number of running and waiting requests.
     """
 
@@ -50,7 +50,7 @@ class Sample:
         queued: number of requests that wait at gateways for capacity of an engine.
         has_held_requests: whether requests wait at gateways because no engine serves.
         in_flight: number of requests in progress.
-        idle_seconds: time since the last request left any gateway; 0 while a request is in progress.
+        idle_seconds: seconds since the last request at any gateway ended; 0 while a request is in progress.
     """
 
     engines: tuple[EngineLoad, ...] = ()
@@ -93,7 +93,8 @@ def decide(
     Args:
         settings: `spec.autoscaling`.
         current: `spec.replicas`.
-        sample: load of the service; None if a gateway does not answer: then only the limits are enforced.
+        sample: load of the service; None if a gateway does not answer. Without a sample, only the limits are
+            enforced.
         state: state after the last decision.
         now: seconds of a monotonic clock.
 

@@ -80,7 +80,7 @@ class ApiKeySecrets:
         self._selected.pop(gateway_key, None)
 
     async def changed_gateways(self) -> list[GatewayKey]:
-        """Return the gateways that should mount other Secrets than at their last reconcile.
+        """Return the gateways that should mount a different set of Secrets than at their last reconcile.
 
         Raises:
             KubeError: the API server failed.
@@ -102,7 +102,7 @@ class ApiKeySecrets:
 
 
 def select_secrets(secrets: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the sorted names of the oldest MAX_SECRETS Secrets, without Secrets that are being deleted."""
+    """Return the sorted names of the oldest MAX_SECRETS Secrets; ignore Secrets that are being deleted."""
     metas = [body["metadata"] for body in secrets if "deletionTimestamp" not in body["metadata"]]
     metas.sort(key=lambda meta: (meta["creationTimestamp"], meta["name"]))
     return tuple(sorted(meta["name"] for meta in metas[:MAX_SECRETS]))

@@ -40,7 +40,8 @@ class ReconciledGateway:
         deployment: live Deployment.
         keys: keys of the service.
         shared: the shared gateway; None if the gateway is dedicated.
-        failure: why the spec could not be applied to the gateway, which still serves as before; else None.
+        failure: why the spec could not be applied to the gateway, which then serves as before; None if the
+            spec was applied.
     """
 
     token: str
@@ -197,7 +198,7 @@ class GatewayReconciler:
 
 
 def token_refused_reason(service: InferenceService) -> BlockingReason:
-    """Return the reason to report if a gateway's token differs from the one in its Secret, with a remedy."""
+    """Return the reason, with a remedy, to report if a gateway's token differs from the one in its Secret."""
     secret = (
         child_names.SHARED_GATEWAY if service.shares_gateway else child_names.root_keys_secret(service.name)
     )

@@ -29,8 +29,8 @@ class SharedGateway:
         public_keys: public CURVE keys of the gateway: the present one, and the next one during a rotation.
         token: token of the gateway's admin API.
         changed: whether services or settings have changed since the previous reconcile.
-        failure: why the services' specs could not be applied to the gateway, which still serves as before;
-            else None.
+        failure: why the services' specs could not be applied to the gateway, which then serves as before;
+            None if they were applied.
         affected: names of the services that the failure concerns; None if it concerns all services.
     """
 
@@ -65,8 +65,8 @@ class SharedGatewayReader:
         Args:
             namespace: namespace of the gateway.
             deployment: live Deployment.
-            sharing: sharing services with a valid spec.
-            invalid_names: names of the services with an invalid spec that the gateway serves.
+            sharing: services that share the gateway and have a valid spec.
+            invalid_names: names of the services that the gateway serves although their spec is invalid.
 
         Raises:
             Refused: the gateway's Secret is missing, or lacks a value.
@@ -110,7 +110,10 @@ def live_owner_names(live: Mapping[str, Any] | None, services: Sequence[Mapping[
 
 
 def _served_models(config: Mapping[str, Any]) -> dict[str, tuple[list[str], bool]]:
-    """Return the services in a ConfigMap: by name, their model names and whether they are suspended."""
+    """Return the services in a ConfigMap, by name.
+
+    Each value is the service's model names, and whether the service is suspended.
+    """
     content = config.get("data", {}).get(labels.SERVICES_FILE)
     entries: list[dict[str, Any]] = json.loads(content)["services"] if content else []
     return {entry["name"]: (entry["models"], entry["suspended"]) for entry in entries}

@@ -185,7 +185,7 @@ class GatewayWatch:
         return list(watches.values())
 
     def _on_hung_changed(self, address: str) -> None:
-        """Call `on_change` for each service of a gateway that has begun to hang, or has recovered."""
+        """Call `on_change` for each service of the gateway at `address`, which now hangs or has recovered."""
         for key, watches in list(self._watches.items()):
             if any(endpoint.address == address for endpoint in watches):
                 self.on_change(key)

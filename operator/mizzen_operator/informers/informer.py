@@ -30,7 +30,7 @@ LABEL_SELECTORS: Mapping[str, str] = {
     "Deployment": labels.COMPONENT,
     "Service": labels.COMPONENT,
 }
-"""Label that an object of each watched kind must have; empty if all objects of the kind are watched."""
+"""Label selector with which each kind is watched; empty if all objects of the kind are watched."""
 RESOURCES: Mapping[str, tuple[str, str, str]] = {
     "InferenceService": (labels.GROUP, labels.VERSION, labels.PLURAL),
     "Pod": ("", "v1", "pods"),
@@ -41,11 +41,11 @@ RESOURCES: Mapping[str, tuple[str, str, str]] = {
 PAGE = 250
 LOGIN_RETRY_SECONDS = 5.0
 WORKER_IDLE_SECONDS = 2.0
-"""Time without events of an object after which kopf drops the object's queue."""
+"""kopf drops an object's queue when the object has had no event for this time."""
 CATCH_UP_SECONDS = 3.0
 """Time for which `catch_up` waits for events before it restarts the watch."""
 STOP_SECONDS = 18
-"""Time that a replica has to end before kopf kills it: slightly less than the kubelet allows (20 s)."""
+"""Time after which kopf kills a replica that has not stopped; slightly less than the kubelet's 20 s."""
 
 
 class Informers:
@@ -169,7 +169,7 @@ def kopf_settings() -> kopf.OperatorSettings:
 class _NullDiffBase(kopf.DiffBaseStorage):
     """Storage for kopf that keeps no last-handled state of objects, because no handler uses diffs.
 
-    Copying the objects would be most of the cost of an event.
+    Copying an object's state would take most of the time in which an event is handled.
     """
 
     def build(self, *, body: kopf.Body, **_: Any) -> kopf.BodyEssence:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 CONNECT_SECONDS = 10.0
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.2, 10.0
 MIN_WATCH_INTERVAL_SECONDS = 0.3
-"""Minimum time between two starts of a watch; without it, a watch that ends at once would spin."""
+"""Minimum time between two starts of a watch; it prevents a busy loop if each watch ends at once."""
 HANDLED_BY_KOPF = (401, 429)
 """Status codes that kopf handles itself: it logs in again after 401, and waits after 429."""
 GONE = 410
@@ -99,7 +99,8 @@ class KopfSessionInterceptor:
         """Cancel the watchers and close all connections.
 
         If one watcher fails, kopf cancels not only the other watchers, but also the tasks that they wait for.
-        A watcher that has no connection at that moment mistakes this for a pause, and restarts forever.
+        A watcher that has no connection at that moment mistakes the cancellation for a pause, and restarts
+        forever.
         """
         watchers = {stream.watcher for stream in self._streams.values() if stream.watcher is not None}
         for watcher in watchers:

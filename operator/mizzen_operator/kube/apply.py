@@ -1,4 +1,4 @@
-"""Applies the manifests of children that differ from the live objects, and removes foreign edits."""
+"""Applies the manifest of each child whose live object differs from it, and removes foreign edits."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ class Applier:
         *,
         assume_absent: bool = False,
     ) -> Mapping[str, Any]:
-        """Apply the manifests that differ from the live objects; return the live Deployment, or {}.
+        """Apply the manifests that differ from the live objects.
+
+        Return the live Deployment; {} if no manifest of a Deployment was compared with its live object.
 
         Args:
             manifests: manifests with their hashes as an annotation.
@@ -165,8 +167,8 @@ class Applier:
         """Create an object; return None if an object with its name exists, even one that is not ours.
 
         It also returns None if the API server does not accept a resourceVersion for an absent object, which
-        may happen with other releases of Kubernetes. The caller then reads and applies the object; an error
-        with another cause occurs again there.
+        may happen with other releases of Kubernetes. The caller then reads and applies the object. If the
+        error has another cause, it occurs again when the object is applied.
         """
         try:
             live = await self._kube.apply(manifest, new=True)
@@ -198,7 +200,7 @@ class Applier:
         return await self._kube.apply(manifest)
 
     async def _delete_binding(self, manifest: dict[str, Any], live: Mapping[str, Any]) -> None:
-        """Delete a binding whose role differs from the manifest's, because a role cannot be changed.
+        """Delete a binding that has another role than its manifest: a binding's role cannot be changed.
 
         A dry run first makes sure that the operator may bind the wanted role.
         """
@@ -228,7 +230,7 @@ class Applier:
         left_alone = (f"{kind} left as it is", meta["name"])
         if digests.get(left_alone) == _patch_digest(patch):
             return live
-        logger.info("%s/%s: removing foreign fields from %s", meta["namespace"], meta["name"], kind)
+        logger.info("%s/%s: removing fields that others added to %s", meta["namespace"], meta["name"], kind)
         self._metrics.actions.labels(f"Correct{kind}").inc()
         ref = ObjectRef(kind, meta["namespace"], meta["name"])
         await self._kube.patch(ref, patch)
@@ -236,7 +238,7 @@ class Applier:
         remains = drift_patch(after, manifest)
         if remains is not None:
             logger.warning(
-                "%s/%s: foreign fields of %s come back after their removal; leaving them in place",
+                "%s/%s: fields that others add to %s come back after their removal; leaving them",
                 meta["namespace"],
                 meta["name"],
                 kind,

@@ -27,7 +27,8 @@ class AppliedChildren:
         uid: uid of the service.
         since: monotonic time at which the record was created.
         digests: digest of each applied manifest, by kind and name.
-        foreign_pod_names: names that the service's pods need, but pods without the service's label have.
+        foreign_pod_names: names that the service's pods need, but that other pods, which lack the service's
+            label, already have.
         progress: marker of the service's progress at the last reconcile; see `expire`.
     """
 
@@ -46,7 +47,7 @@ class ApplyCache:
         self._records: dict[ServiceKey, AppliedChildren] = {}
 
     def record(self, service: ServiceRef) -> AppliedChildren:
-        """Return the record of a service; create it if its uid is new."""
+        """Return the record of a service; create it if the service's uid has no record."""
         key = ServiceKey(service.namespace, service.name)
         record = self._records.get(key)
         if record is None or record.uid != service.uid:

@@ -46,7 +46,7 @@ ABSENT_VERSION = "1"
 METADATA = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 OBJECT_METADATA = f"{JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _QUERY = {"fieldManager": labels.FIELD_MANAGER, "fieldValidation": "Ignore"}
-"""Query parameters of writes. Field validation would only warn, at a third of an apply's cost."""
+"""Query parameters of writes. Field validation would take a third of an apply's time, only to warn."""
 
 
 class KubeClient:

@@ -40,7 +40,7 @@ _API_DEFAULTS: Mapping[str, Any] = {
     "successThreshold": 1,
     "terminationMessagePath": "/dev/termination-log",
 }
-"""Defaults of the API server. Any other is removed once; the API server restores it, and it then stays."""
+"""Defaults of the API server. A default that is not listed is removed once; it stays when it comes back."""
 
 _QUANTITY_FIELDS = frozenset({"limits", "requests"})
 """Fields that map resources to quantities. The API server stores 1000m as 1, and 1024Mi as 1Gi."""
@@ -118,7 +118,10 @@ def _has_extra(live: Any, wanted: Any, shared_fields: frozenset[str]) -> bool:
 
 
 def _match_items(live: Sequence[Any], wanted: Sequence[Any]) -> dict[int, Any]:
-    """Match items of a live list to wanted items by name or content; return wanted items by live index."""
+    """Match wanted items to items of a live list, by name or content.
+
+    Return each matched wanted item by the index of its live item.
+    """
     pairs: dict[int, Any] = {}
     for place, value in enumerate(wanted):
         places = [place, *range(len(live))] if place < len(live) else range(len(live))

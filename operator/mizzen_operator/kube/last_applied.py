@@ -71,13 +71,13 @@ class UnwatchedChildren:
         self._applied: dict[str, dict[ObjectName, AppliedVersion]] = {kind: {} for kind in UNWATCHED}
 
     def record_applied(self, body: Mapping[str, Any]) -> None:
-        """Record the version of an object that matches its manifest; objects of other kinds are ignored."""
+        """Record the version of an object that matches its manifest; ignore kinds not in `UNWATCHED`."""
         if body["kind"] in self._applied:
             name, child = msgspec.convert(body["metadata"], _ChildMetadata).read()
             self._applied[body["kind"]][name] = child
 
     def uid(self, kind: str, namespace: str, name: str) -> str:
-        """Return an object's uid when it was last applied; empty if it was never applied or has drifted."""
+        """Return the uid of an object as last applied; empty if it was never applied or has drifted."""
         child = self._applied[kind].get(ObjectName(namespace, name))
         return child.uid if child is not None else ""
 

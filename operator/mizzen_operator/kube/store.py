@@ -81,7 +81,7 @@ class ObjectStore:
         """
         self._list_version = 0
         self._pending: dict[str, int] = {}
-        """Versions, by uid, that a list has named and no event has delivered yet."""
+        """Versions, by uid, that a list has named but that no event has delivered yet."""
         self._writes_in_flight: dict[ObjectName, list[int]] = {}
         self._updated = asyncio.Event()
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 RECONCILE_TIMEOUT_SECONDS = 60.0
 MAX_REQUEUE_BACKOFF_SECONDS = 5.0
-"""Maximum back-off of a service that waits for what no event reports, such as the end of a back-off."""
+"""Maximum requeue delay if a service waits for a change without an event, such as the end of a back-off."""
 API_KEYS_POLL_SECONDS = 5.0
 """Interval at which Secrets with API keys are listed while any gateway finds its keys by label."""
 RECENT_SECONDS = 60.0
@@ -196,7 +196,7 @@ class Controller:
                 logger.exception("unexpected error in a periodic task")
 
     async def _resync(self) -> None:
-        """Queue every service with a random delay up to `resync_seconds`, to find changes without events."""
+        """Queue every service after a random delay of up to `resync_seconds`, to find unreported changes."""
         for key in await self._list_services():
             self._queue.add(key, random.uniform(0, self._config.resync_seconds), low_priority=True)
 

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 RELEASE_SECONDS = 5.0
 STANDBY_RETRY_FACTOR = 0.25
-"""Retry interval of a standby relative to the leader's; it is short, to acquire a released Lease at once."""
+"""Retry interval of a standby, as a multiple of the leader's; short, to acquire a released Lease soon."""
 
 
 class LeadershipLost(Exception):

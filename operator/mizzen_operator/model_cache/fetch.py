@@ -44,7 +44,7 @@ _MAX_ANSWER = 64 * 1024
 NO_DRY_RUN = "does not support dry run"
 """Part of the API server's error message if a webhook must not be called in a dry run."""
 PODLESS_SECONDS = 10.0
-"""Time without a pod after which a dry run checks whether the API server accepts the Job's pod."""
+"""Time for which a Job may lack a pod before a dry run checks whether the API server accepts its pod."""
 DRY_RUN_AGAIN_SECONDS = 60.0
 """Time between two dry runs: each costs a write to the API server and calls of its webhooks."""
 
@@ -78,7 +78,7 @@ class ModelFetcher:
     def reported_download(self, key: ServiceKey, download: Download | None) -> Download | None:
         """Return the download that the status should show.
 
-        It is the download reported last, unless there is enough progress to write the status again.
+        While a download runs, the status keeps the last report until `should_report` allows a new one.
         """
         if download is None or download.cached_time:
             self.forget(key)
@@ -137,7 +137,7 @@ class ModelFetcher:
         return download
 
     async def _read_download(self, service: InferenceService, job: Mapping[str, Any] | None) -> Download:
-        """Read the progress from the pods of a Job; pods of an earlier Job with its name are ignored."""
+        """Read the progress from a Job's pods; ignore pods of an earlier Job with the same name."""
         key, download = ServiceKey(service.namespace, service.name), new_download(service)
         uid = job["metadata"]["uid"] if job is not None else ""
         pods = await self._kube.list(ObjectRef("Pod", service.namespace), f"{labels.SERVICE}={service.name}")

@@ -188,7 +188,7 @@ def read_result(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _pod_error(status: Mapping[str, Any]) -> str:
-    """Return why the last attempt of a fetch failed, even while the next one runs; empty if none failed."""
+    """Return why the last attempt to fetch failed, even while the next one runs; empty if it did not."""
     containers = status.get("containerStatuses", [])
     for container in containers:
         state, previous = container.get("state", {}), container.get("lastState", {})

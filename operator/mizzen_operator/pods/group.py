@@ -29,7 +29,7 @@ from mizzen_operator.pods.container_state import (
 )
 
 BACKOFF_BASE_SECONDS, BACKOFF_MAX_SECONDS = 2.0, 120.0
-"""First and maximum back-off before a group that ended without having served is replaced.
+"""First and maximum back-off before the operator replaces a group that ended without having served.
 
 The back-off doubles with each attempt.
 """
@@ -83,8 +83,8 @@ class Group:
         unschedulable: the scheduler's message if no node fits; empty if one fits or scheduling has not begun.
         restarts: number of restarts of its containers; for a multi-pod group, 1 once a container has failed.
         created: creation time of its first pod.
-        reason: reason of a container's last exit, or why it is waiting, such as `Error`; from the first
-            restart until the group first serves, `CrashLoopBackOff`; empty if all containers run well.
+        reason: why a container is waiting, or why it last exited, such as `Error`; `CrashLoopBackOff` from
+            the first restart until the group first serves; empty if all containers run well.
         message: message that belongs to `reason`, such as the container's termination message.
         incomplete: the leading pod is missing, or another pod is missing that existed when the group served.
         size: number of pods that it should have.
@@ -153,7 +153,7 @@ class Group:
 
 
 def is_backing_off(created: str, attempt: int, now: datetime) -> bool:
-    """Return whether a group that ended without having served is too recent to be replaced.
+    """Return whether it is too early to replace a group that ended without having served.
 
     A node that rejects a pod (no free device, an unfit host) does so at once, and rejects its replacements
     too. So the back-off doubles with each attempt.
@@ -168,7 +168,7 @@ def is_backing_off(created: str, attempt: int, now: datetime) -> bool:
 
 
 def read_groups(service: str, pods: Sequence[Mapping[str, Any]]) -> tuple[Group, ...]:
-    """Read the groups of a service from its engine pods; the order is that of each group's first pod.
+    """Read the groups of a service from its engine pods, in the order of their first pods in `pods`.
 
     Args:
         service: name of the service.

@@ -70,7 +70,7 @@ class ObservedState:
 
     Attributes:
         groups: groups of the service's engine pods, without pods of a deleted service of the same name.
-        taken_names: names of all pods with the service's label, with any owner.
+        taken_names: names of all pods with the service's label, including pods with other owners.
         gateways: pods of the service's gateway.
         deployment: the gateway's Deployment; None if it does not exist.
         gateway_service: the gateway's Service; None if it does not exist.
@@ -87,7 +87,7 @@ class ObservedState:
 
     @property
     def gateway_rollout_complete(self) -> bool:
-        """Whether all gateway pods have the current template, ready or not.
+        """Whether all gateway pods, ready or not, have the current template.
 
         A pod with an older template that is not ready could become ready again.
         """

@@ -169,8 +169,8 @@ def decide_routable(group: Group, routing: RoutingState) -> tuple[bool, str] | N
     """Return the new value and reason of a group's gate `mizzen.dev/routable`; None if it does not change.
 
     The gate becomes True when every ready gateway routes to the group. It becomes False when the engine is
-    not ready, or when at least one gateway reports its routes and none of them routes to the group. So a
-    gateway that has just started does not take away a group that other gateways use.
+    not ready, or when at least one gateway reports its routes but no gateway reports a route to the group. So
+    a gateway that has just started does not take away a group that other gateways use.
     """
     if not group.live:
         return None

@@ -32,7 +32,7 @@ REPORT_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
-    """Result of a reconcile; it tells the controller when to reconcile which services again.
+    """Result of a reconcile; it tells the controller which services to reconcile again, and when.
 
     Attributes:
         requeue_backoff: the reconcile waits for an event that no watch reports, such as an acknowledgement by
@@ -143,7 +143,7 @@ class ReconcileContext:
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Return a context that records and suppresses errors in its body, so other steps still run."""
+        """Return a context manager whose block may fail: the error is recorded, and other steps still run."""
         try:
             yield
         except (Refused, KubeError) as error:

@@ -57,7 +57,7 @@ from mizzen_operator.status.missing_refs import (
 )
 
 MISSING_REFS_SECONDS = 5.0
-"""Age of a pod without containers at which the operator checks whether the objects it needs exist."""
+"""Time for which a pod may lack containers before the operator checks that the objects it needs exist."""
 
 logger = logging.getLogger(__name__)
 
@@ -251,7 +251,7 @@ class ServiceReconciler:
     async def _report(self, key: ServiceKey, context: ReconcileContext, previous: PreviousResult) -> None:
         """Write the current state to the status while a reconcile waits for the API server or a rate limit.
 
-        Only a service whose status says Available is reported: this is the statement that must not become
+        Nothing is written unless the status says Available, because only this statement must not become
         stale.
         """
         if not is_condition_true(context.service.status, reasons.AVAILABLE):

@@ -107,7 +107,8 @@ class Reconciler:
     ) -> ReconcileResult:
         """If a service's namespace is being deleted, treat the service as being deleted from now on.
 
-        Return the result of the reconcile; for such a service, keep only the other services to reconcile.
+        Return `result` unchanged for other services. For such a service, return a result that contains only
+        `also_enqueue`.
         """
         if result.failure != namespace_terminating():
             return result

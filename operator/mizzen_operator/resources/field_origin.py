@@ -38,7 +38,7 @@ def translate_message(service: InferenceService, pod: Mapping[str, Any], message
 
 
 def service_field(service: InferenceService, pod: Mapping[str, Any], path: str) -> str:
-    """Return the path of the service's field that a pod's field comes from; `path` if no field sets it."""
+    """Return the path of the service's field that sets a pod's field; `path` itself if no field sets it."""
     container, overlay = pod["spec"]["containers"][0], service.pod_template
     lists = (
         ("spec.volumes", f"{_OVERLAY}.volumes", pod["spec"]["volumes"], overlay["volumes"]),

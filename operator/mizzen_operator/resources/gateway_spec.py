@@ -26,7 +26,7 @@ class GatewaySpec:
         keys_secret: name of the Secret with its CURVE keys and admin token.
         arguments: command-line options, with values, that name the services.
         gateway: gateway settings in force.
-        drain_timeout: seconds for which a terminating pod finishes its requests.
+        drain_timeout: seconds for which a terminating pod waits for its requests to finish.
         image_pull_secrets: references to Secrets for pulling the image.
         tracing: tracing settings in force.
         disruption_budgets: whether it has a PodDisruptionBudget.

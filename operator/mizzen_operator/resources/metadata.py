@@ -80,7 +80,7 @@ def _tolerates(toleration: Mapping[str, Any], key: str) -> bool:
 
 
 def with_applied_hash(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest with an annotation that contains its hash; `kube/apply.py` compares it."""
+    """Return a manifest with its hash in an annotation; `kube/apply.py` compares it with the live hash."""
     meta = manifest["metadata"]
     annotations = {**meta.get("annotations", {}), labels.APPLIED_HASH: digest(manifest)}
     return {**manifest, "metadata": {**meta, "annotations": annotations}}
@@ -124,7 +124,7 @@ def keys_volume(secret: str) -> dict[str, Any]:
 
 
 def secret_volume(name: str, secret: str, *, optional: bool = False) -> dict[str, Any]:
-    """Return a volume with a Secret, readable for the pod's user.
+    """Return a volume that contains a Secret; the pod's user can read its files.
 
     Args:
         name: name of the volume.

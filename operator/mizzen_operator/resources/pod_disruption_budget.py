@@ -1,8 +1,9 @@
 """Builds the PodDisruptionBudgets of groups and gateways.
 
-Both set `minAvailable` to a number of pods, because pods of groups have no controller whose scale the
-disruption controller could read. A pod counts while it is ready; a group's leading pod is ready while
-gateways route to it. All pods of a multi-pod group count, because the eviction of one of them ends the group.
+Both set `minAvailable` to a number of pods, not to a percentage: the disruption controller would compute a
+percentage from the scale of the pods' controller, and the pods of groups have no such controller. A pod
+counts while it is ready; a group's leading pod is ready while gateways route to it. All pods of a multi-pod
+group count, because the eviction of one of them ends the group.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ KIND = "PodDisruptionBudget"
 
 
 def min_available(pods: int, unavailable: int) -> int:
-    """Return the number of pods that must remain; if there are several, at least one may be evicted.
+    """Return the value of `minAvailable` for `pods` pods; of several pods, at least one may be evicted.
 
     Args:
         pods: number of pods.

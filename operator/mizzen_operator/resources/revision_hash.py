@@ -63,7 +63,7 @@ _LATER_FIELDS: dict[str, dict[str, Any]] = {
 }
 """Fields added after the first release, with their defaults.
 
-The hash ignores such a field while it has its default. So no group was replaced when the field was added.
+The hash ignores such a field while it has its default, so adding the field to the CRD replaced no groups.
 """
 
 

@@ -2,8 +2,8 @@
 
 Some podTemplate fields, such as `affinity`, have no schema in the CRD, so that `kubectl apply` accepts
 anything there; and the API server silently drops unknown fields of a pod, unless field validation is strict.
-Therefore each revision gets one strict dry run. Rejections that do not depend on the spec alone, for
-example because of a quota, are reported only when the pods are created.
+Therefore each revision gets one strict dry run. Rejections that have other causes besides the spec, such as
+a quota, are reported only when the pods are created.
 """
 
 from __future__ import annotations

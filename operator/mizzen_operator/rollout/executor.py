@@ -57,9 +57,9 @@ class Executor:
     async def execute(self, service: InferenceService, newest: str, actions: Sequence[Action]) -> None:
         """Create and delete groups, in the order of the plan.
 
-        After a rejected pod, no further group of its revision is created; after a failure of the API server,
-        no further group at all. Deletions are carried out even then: they do not depend on new groups, and a
-        new group may be waiting for quota that a deletion releases.
+        Once a pod is rejected, no further group of its revision is created; once the API server fails,
+        no further group of any revision. Deletions are carried out even then: they do not depend on new
+        groups, and a new group may be waiting for quota that a deletion releases.
 
         Args:
             service: the service that owns the groups.
@@ -147,8 +147,8 @@ class Executor:
         Raises:
             Refused: the name was meant for another pod of the group, and a foreign pod has it.
             KubeError: the name was meant for the leading pod, and the next reconcile will choose another one.
-                Or the pod is the group's own: it was just created by the previous leader of the operator, or
-                by a request whose response was lost.
+                Or the pod that has the name belongs to the group: the operator's previous leader has just
+                created it, or it was created by a request whose response was lost.
         """
         selector = f"{labels.SERVICE}={service.name},{labels.COMPONENT}={labels.ENGINE}"
         pods = await self._kube.list_metadata(ObjectRef("Pod", service.namespace), selector)

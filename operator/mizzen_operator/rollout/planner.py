@@ -85,12 +85,12 @@ class GroupSets:
         live: groups that are neither terminating, ended nor incomplete.
         serving: UIDs of live groups that serve.
         updated: live groups of the target revision, except `failed` and `abandoned` ones.
-        failed: live groups of the target revision to delete because verification failed.
+        failed: live groups of the target revision that are to be deleted because verification failed.
         abandoned: live groups of the target revision that exceeded their restart budget and are not ready.
         updated_count: number of updated groups that there should be.
         keep_old: number of outdated groups to keep.
         ever_served: live outdated groups that serve or have served.
-        restored_pending: live groups of the stable revision that have not served, kept to reach `keep_old`.
+        restored_pending: live stable groups that have never served, but are kept to reach `keep_old`.
         superseded: all other live outdated groups that have never served.
         may_serve: groups among `updated` and `ever_served` that serve, or have served and may serve again.
         updated_backing_off: ended groups of the target revision whose replacements have to wait.
@@ -199,7 +199,7 @@ def _choose_counts(
 def _choose_counts_after_failure(
     target: RolloutTarget, has_other_revision: bool, updated: Sequence[Group]
 ) -> tuple[int, int]:
-    """Return the same two numbers as `_choose_counts`, if the target revision has failed verification.
+    """Return the two numbers of `_choose_counts` for a target revision that failed verification.
 
     Args:
         target: desired state of the rollout.
@@ -223,7 +223,7 @@ def _has_failed(target: RolloutTarget, group: Group) -> bool:
 
 
 def _backing_off(groups: Sequence[Group], revision: str, places: int) -> list[Group]:
-    """Return groups of a revision that have ended and back off: at most `places`, latest attempts first."""
+    """Return at most `places` of a revision's ended groups that back off, the latest attempts first."""
     ended = [
         group
         for group in groups
@@ -316,7 +316,7 @@ def _retire(
     may_serve: Sequence[Group],
     target: RolloutTarget,
 ) -> list[Group]:
-    """Return at most `limit` candidates that may be retired because enough other groups serve.
+    """Return at most `limit` of the candidates that may be retired now.
 
     A group may be retired while at least `min_available` other groups serve. A group with a protocol mismatch
     may always be retired: every gateway has reported that it can never route to the group. A group that does

@@ -118,8 +118,8 @@ def _advance(
 ) -> RolloutProgress | None:
     """Return the best progress so far, with the time of the last improvement; None if the rollout is paused.
 
-    A change of the number of groups restarts the clock only if the rollout was complete. Otherwise a user who
-    scales a service repeatedly would keep a rollout without progress from ever exceeding its deadline.
+    A change of the number of groups restarts the clock only if the rollout was complete. Otherwise, a rollout
+    without progress would never exceed its deadline if a user scaled the service again and again.
     """
     if service.rollout.paused:
         return None

@@ -107,7 +107,7 @@ def add_verification_failures(
 def abandon_unverified_revision(
     service: InferenceService, revision: str, group: Group, stable: str
 ) -> Abandoned:
-    """Return the record that abandons a revision, one of whose groups failed verification.
+    """Return the record that abandons a revision because one of its groups failed verification.
 
     Args:
         service: the service.
@@ -143,7 +143,7 @@ def abandon_groups_over_budget(
         abandoned: the record so far; None if nothing was abandoned.
         revision: revision of the spec.
         failures: the failures within the window.
-        groups: the observed groups; the new message quotes a group's message.
+        groups: the observed groups. A new record quotes the message of one abandoned group.
     """
     budget = service.lifecycle.max_group_restarts
     if not budget:

@@ -141,7 +141,7 @@ class Revisions:
         ]
 
     async def _rewrite(self, body: Mapping[str, Any]) -> None:
-        """Recreate a record unchanged, because an earlier release wrote its data in another order.
+        """Delete and recreate a record whose data an earlier release wrote in another order.
 
         If the operator stops between delete and create, the record of the current spec is created again from
         the spec. Any other record is lost until the spec returns to its revision.

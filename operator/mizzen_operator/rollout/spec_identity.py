@@ -20,7 +20,7 @@ def spec_hash(service: InferenceService) -> str:
 def verification_id(service: InferenceService) -> str:
     """Return the id of a spec's verification; empty if the spec has no golden prompts.
 
-    It changes with every field of the spec except `replicas`, so a failed group is verified again afterwards.
+    The id changes if any field of the spec except `replicas` changes. Then a failed group is verified again.
     """
     return spec_hash(service)[:8] if service.rollout.verification is not None else ""
 

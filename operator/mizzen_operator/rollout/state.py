@@ -23,7 +23,7 @@ class RolloutProgress:
         revision: the revision.
         groups: number of groups wanted.
         serving: largest number of groups of the revision that have served at the same time.
-        outdated: smallest number of groups of other revisions that were left.
+        outdated: smallest number of groups of other revisions that have existed during the rollout.
         time: time at which `serving` or `outdated` last improved.
         keep_old: number of groups of other revisions to keep.
     """
@@ -60,7 +60,7 @@ class GroupFailure:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """Record that a revision, or some groups of it, have been abandoned after failures.
+    """A record of an abandoned revision, or of the abandoned groups of a revision.
 
     Abandoned groups are not created again until a field of the spec other than `replicas` changes. Some of
     them are also retried if fewer groups are wanted.

@@ -262,7 +262,7 @@ def _keys_rotating(inputs: StatusInputs) -> list[Condition]:
 
 
 def _api_keys_in_force(inputs: StatusInputs) -> list[Condition]:
-    """Return ApiKeysInForce: True if the gateway accepts the Secrets' API keys; [] without a report."""
+    """Return ApiKeysInForce: True if the gateway accepts the Secrets' API keys; [] if no gateway reports."""
     report = inputs.api_keys
     if report is None:
         return []

@@ -90,7 +90,7 @@ def read_invalid_service(body: Mapping[str, Any]) -> InvalidService:
 
 
 def uses_shared_gateway(body: Mapping[str, Any]) -> bool:
-    """Return whether a service shares its namespace's gateway; if the spec does not say, use the status."""
+    """Return whether a service shares its namespace's gateway; the status decides if the spec is silent."""
     gateway = body.get("spec", {}).get("gateway")
     if isinstance(gateway, dict) and "mode" in gateway:
         return gateway["mode"] == "Shared"

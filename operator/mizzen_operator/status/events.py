@@ -93,7 +93,7 @@ class EventRecorder:
     """Writes Events; if a write fails, it is logged, and the reconcile continues."""
 
     def __init__(self, kube: KubeClient, clock: Callable[[], float] = time.monotonic) -> None:
-        """Write through `kube`; `clock` returns monotonic seconds."""
+        """Write the Events through `kube`; `clock` returns the monotonic time in seconds."""
         self._kube = kube
         self._clock = clock
         self._warnings: OrderedDict[tuple[str, str, str], float] = OrderedDict()

@@ -43,7 +43,7 @@ class StatusInputs:
             the model and the GPU, or if the engine runs on the CPU.
         download: progress of the model's download; None if the model is not fetched.
         cold_start: `status.coldStart` of a group that has just begun to serve; empty if no group has.
-        api_keys: a gateway's report on its API keys; None without a report, or if it does not require keys.
+        api_keys: a gateway's report on its API keys; None if no gateway reports, or if no keys are required.
         missing_refs: objects that the spec names and that a pod is waiting for, because they do not exist.
     """
 
@@ -74,7 +74,7 @@ class StatusInputs:
 
     @property
     def taken_names(self) -> Mapping[str, str]:
-        """Model names of this service that already belong to an older one, mapped to the older one's name."""
+        """This service's model names that already belong to an older service, with that service's name."""
         return self.sharing.conflicting_names.get(self.service.name, {}) if self.sharing is not None else {}
 
     @property

@@ -142,7 +142,7 @@ def _creation_order(pod: GatewayPod) -> tuple[str, str]:
 
 
 def _replica_failure(status: Mapping[str, Any]) -> str:
-    """Return the API server's message if it rejects pods of a Deployment; otherwise empty."""
+    """Return why the API server rejects pods of a Deployment; empty if it rejects none."""
     entries = status.get("conditions", [])
     return next(
         (

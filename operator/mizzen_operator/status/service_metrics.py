@@ -123,7 +123,7 @@ class ServiceMetrics:
         self._services[key] = service
 
     def record_keys_created(self, key: ServiceKey, created: str) -> None:
-        """Record when a service's keys were created, as a Kubernetes timestamp; an empty string means now."""
+        """Record that a service's keys were created at `created`, a Kubernetes timestamp; now if empty."""
         self._keys[key] = _parse_time(created) if created else datetime.now(UTC)
 
     def forget(self, key: ServiceKey) -> None:

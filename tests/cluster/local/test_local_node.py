@@ -223,7 +223,7 @@ def test_kubectl_shows_logs_and_follows_them_to_their_end(space: Space, tmp_path
 
 
 def test_kubectl_shows_the_log_of_the_previous_run(space: Space, tmp_path: Path) -> None:
-    """`--previous` shows the run before the current one; between two runs, the run that ended last."""
+    """`--previous` shows the log of the run before the current one; between two runs, of the last one."""
     count = tmp_path / "count"
     code = (
         f"import pathlib, time; path = pathlib.Path({str(count)!r})\n"

@@ -93,7 +93,7 @@ class Changes:
     async def is_settled(self, name: str) -> bool:
         """Return whether a service is Ready at its current spec, with exactly the pods of that spec.
 
-        Terminating pods count only if `await_termination` is set.
+        If `await_termination` is set, terminating pods count as extra pods; otherwise they are ignored.
         """
         now = await self.service(name)
         status = now.get("status", {})

@@ -19,7 +19,7 @@ GET_RETRIES = 3
 
 
 class KubeError(AssertionError):
-    """The API server refused a request, with status `code`; 0 if `kubectl proxy` did not start."""
+    """The API server refused a request with HTTP status `code`, or (code 0) `kubectl proxy` did not start."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -54,7 +54,7 @@ class Kube:
     async def call(self, method: str, path: str, body: Any = None, content_type: str = MERGE) -> Any:
         """Send a request and return the body of the response; repeat a GET that gets no response.
 
-        Otherwise a test that runs for hours would fail if the machine was suspended for a while.
+        Without the repetition, a test that runs for hours would fail if the machine was suspended meanwhile.
 
         Raises:
             KubeError: the API server refused the request.

@@ -39,7 +39,7 @@ LEARN_SECONDS = 180.0
 
 
 class FailedRequest(Exception):
-    """A request that did not get the expected answer; `kind` is a key of the counted failures."""
+    """A request did not get the expected answer; failures are counted by `kind`."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)

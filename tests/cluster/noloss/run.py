@@ -23,7 +23,11 @@ from noloss.watcher import Watcher
 
 NAMESPACE = "default"
 SLOW, DEMO, LONE = "slow", "demo", "lone"
-"""Services with simulated engines, with real engines, and with one simulated engine that gets only probes."""
+"""Names of the three services of a run.
+
+The engines of the first are simulated, those of the second real; the third has one simulated engine, and gets
+only probes.
+"""
 STEP_MS = 40.0
 Step = Callable[[], Awaitable[None]]
 

@@ -67,7 +67,10 @@ def trained_questions(
 
 
 def hashed_questions(name: str, lengths: tuple[int, ...], *, stream: bool) -> list[dict[str, Any]]:
-    """Return one question for simulated engines per answer length (in tokens); every other one has a seed."""
+    """Return a question for simulated engines for each answer length in tokens.
+
+    Every second question is sampled with a seed; the others have temperature 0.
+    """
     entries = []
     for number, length in enumerate(lengths):
         body: dict[str, Any] = {"model": name, "prompt": f"{number}: {STORY}", "max_tokens": length}

@@ -26,7 +26,7 @@ API_FAULTS_SECONDS = 20.0
 Writes are then retried with back-off, and watches that were cut restart.
 """
 CAUSE_SECONDS = 20.0
-"""A fault that is older than this number of seconds does not count as the cause of a wrong status."""
+"""A fault does not count as the cause of a wrong status that began more than this many seconds later."""
 EARLY_SECONDS = 0.5
 """A fault may be the cause of a wrong status that began up to this many seconds before the fault.
 
@@ -146,9 +146,9 @@ class MachineSample:
 STARVED_IDLE = 0.25
 """Share of idle core time below which processes wait for a core."""
 STARVED_FACTOR = 10.0
-"""Factor that relaxes limits according to the machine's delays and load.
+"""Factor by which a delay is added to a limit, and by which a lack of idle cores multiplies the limit.
 
-It is about the number of times that processes are scheduled between the end of an engine and the watch event.
+Between the end of an engine and the watch event, processes are scheduled about this number of times.
 """
 
 
@@ -165,9 +165,9 @@ class MachineStrain:
     def relaxed_limit(self, strict: float, begin: float, end: float) -> float:
         """Return the relaxed limit, in seconds, of an event between `begin` and `end`.
 
-        It is the sum of the limit `strict` and STARVED_FACTOR times the longest delay of a sample in that
-        time. If the average share of idle core time was below STARVED_IDLE, it is at least STARVED_FACTOR
-        times `strict`.
+        The relaxed limit is `strict` plus STARVED_FACTOR times the longest delay of a machine sample between
+        `begin` and `end`. If the average share of idle core time was below STARVED_IDLE, the relaxed limit is
+        at least STARVED_FACTOR times `strict`.
         """
         near = [sample for sample in self._samples if begin <= sample.at <= end]
         late = max((sample.late for sample in near), default=0.0)
@@ -177,9 +177,10 @@ class MachineStrain:
 
 
 def summary(wrong_statuses: Iterable[WrongStatus]) -> dict[str, Any]:
-    """Return a summary of the wrong statuses by their cause and the value of the condition Available.
+    """Return a summary of the wrong statuses for each cause and value of the condition Available.
 
-    It contains their number and longest duration, the limit, and how many of them exceeded the limit.
+    Each summary contains the number of wrong statuses, their longest duration and their limit in seconds, and
+    how many of them exceeded the limit.
     """
     kinds: dict[str, list[WrongStatus]] = {}
     for wrong in wrong_statuses:

@@ -36,9 +36,9 @@ class Watcher:
         """Watch the services of one namespace.
 
         Args:
-            kube: client of the API server that bypasses the fault proxy.
+            kube: client that reaches the API server without the fault proxy.
             namespace: namespace of all services.
-            urls: base URLs, ending in /v1, by name of the service; its model has the same name.
+            urls: base URL of each service, ending in /v1, by the service's name, which its model has, too.
             every: seconds between two probes of a service.
             deadline: seconds after which an unanswered probe counts as failed.
         """
@@ -62,7 +62,7 @@ class Watcher:
         return self.observed[service][-1].available if self.observed[service] else None
 
     def works(self, service: str) -> bool:
-        """Return whether the probe that ended last succeeded."""
+        """Return whether the service's most recently completed probe succeeded."""
         return service in self._latest and self._latest[service].good
 
     def wrong_statuses(self, service: str) -> list[WrongStatus]:

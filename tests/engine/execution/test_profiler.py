@@ -1,4 +1,4 @@
-"""Traces of engine steps, started by a call or, for a whole process, by a signal."""
+"""Traces of engine steps: what they contain, when they are written, and which errors are raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masks are filled again only when they change, and are then equal to masks filled at every step."""
+"""A mask is refilled only when it changes; at every step, it equals a mask that is refilled each time."""
 
 from __future__ import annotations
 

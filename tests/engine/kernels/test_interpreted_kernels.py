@@ -1,4 +1,4 @@
-"""Runs the tests of tests/gpu that need no GPU, in Triton's interpreter."""
+"""Runs, in Triton's interpreter, the tests of tests/gpu that need no GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For each shape, the kernel and tile config that were fastest in measurements are selected."""
+"""Selection, for each shape, of the kernel and tile config that were the fastest in measurements."""
 
 from __future__ import annotations
 

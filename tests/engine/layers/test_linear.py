@@ -81,7 +81,11 @@ def test_other_linear_methods_are_never_bypassed() -> None:
 def test_fused_additions_leave_a_models_residual_stream_unchanged(
     family: str, kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stream is compared in every layer; the last layer keeps only the sampled rows after attention."""
+    """The final hidden states are compared after steps in which no, all or some additions are fused.
+
+    After the last attention, only the 5 sampled rows remain, so no addition is fused there if the minimum is
+    6 rows.
+    """
     kit.save_model(tmp_path, family)
     options = EngineOptions(
         model=str(tmp_path), device="cpu", max_running_requests=5, prefill_chunk_tokens=64, page_size=4

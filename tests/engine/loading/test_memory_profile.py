@@ -102,7 +102,7 @@ def test_cpu_engines_and_several_ranks_use_the_memory_estimate(
 ) -> None:
     """With several ranks, step memory is not measured, because all ranks would have to run the step together.
 
-    The memory of graphs is added to measured and estimated step memory.
+    The memory of graphs is added to step memory, whether that is measured or estimated.
     """
     kit.save_model(tmp_path, "qwen3")
     monkeypatch.setattr(model_setup, "measure_step_bytes", lambda *given: 500)

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 class PlacedLogits(SingleRank):
-    """Logits gather of a rank whose part of rank 0's buffer is local memory."""
+    """A logits gather for one rank; local memory replaces the rank's part of rank 0's buffer."""
 
     def __init__(self, rank: int, size: int, first: torch.Tensor) -> None:
         self.rank, self.size, self.first = rank, size, first  # type: ignore[assignment]

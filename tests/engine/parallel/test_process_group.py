@@ -16,7 +16,7 @@ from ports import free_ports
 
 
 class RendezvousReached(Exception):
-    """Raised instead of the rendezvous of the ranks."""
+    """Raised at the point where the ranks would rendezvous."""
 
 
 @pytest.fixture

@@ -80,7 +80,8 @@ class ResampleBatch:
     ) -> None:
         """Resample rows one by one: apply the penalties that the replay skipped, mask, sample and count.
 
-        A row's penalties were skipped if its slot has a count row below -1 in `penalties`.
+        The replay skipped a row's penalties if the value of the row's slot in `penalties.count_rows` is
+        below -1.
         """
         for row in rows.tolist():
             slot, counts = int(slots[row]), self.state.logits_params.counts

@@ -83,7 +83,10 @@ class ReferenceSlot:
 
 
 class WithoutLogitsParams:
-    """The set of parameters that need no logits processing; a request with them starts without `options`."""
+    """The set of all sampling parameters that need no logits processing.
+
+    A request with such parameters starts without `options`.
+    """
 
     def __contains__(self, params: object) -> bool:
         assert isinstance(params, SamplingParams)

@@ -1,4 +1,4 @@
-"""Each rank reads only its own bytes of a checkpoint; together, the ranks read all bytes, most only once."""
+"""Each rank reads only its own bytes of a checkpoint, each once; together, the ranks read every tensor."""
 
 from __future__ import annotations
 

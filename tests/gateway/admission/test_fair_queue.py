@@ -60,7 +60,7 @@ def test_burst_of_one_flow_does_not_starve_another(flood: int, large: int, small
 
 @pytest.mark.parametrize("keep", [0, 1])
 def test_removed_items_leave_no_memory(keep: int) -> None:
-    """Items are removed by timeouts and cancellations while none is popped; `keep` items stay per flow."""
+    """Items of flow b are pushed and removed, as by timeouts, but never popped; `keep` of them remain."""
     queue: FairQueue[int] = FairQueue()
     queue.push(-1, "a", 0, 10, 1.0)
     for number in range(keep):

@@ -135,7 +135,7 @@ async def test_embeddings_are_charged_for_their_prompts(metered: Any, scripted: 
 async def test_request_with_many_prompts_starts_completely_or_not_at_all(
     metered: Any, scripted: Any, path: str, body: dict[str, Any]
 ) -> None:
-    """If only some prompts started, each retry by the client would be charged for these prompts again."""
+    """If only some prompts started, the client would be charged for them again at each retry."""
     engine = scripted()
     gateway, tenant = await metered(engine, 100)
     async with httpx.AsyncClient(timeout=60) as http:

@@ -66,7 +66,10 @@ class StubTexts(TextModels):
 
 
 class RotatedEngine:
-    """An engine of the gateway whose keys can be rotated; `links` are its connections, newest last."""
+    """A gateway's view of one engine, with keys that can be rotated.
+
+    `links` are the connections to the engine, newest last.
+    """
 
     def __init__(self, warm: Callable[[EngineClient], Any] = lambda engine: None) -> None:
         self.links: list[StubLink] = []

@@ -115,7 +115,10 @@ async def test_many_unfinished_heads_do_not_block_other_clients(scripted: Any, l
 async def test_slow_client_gets_every_byte(
     scripted: Any, live: Any, until: Any, monkeypatch: pytest.MonkeyPatch, model_folder: Any
 ) -> None:
-    """If sequences produce more data than the connection can buffer, all of them wait and stay separate."""
+    """If a request's sequences produce more data than the connection can buffer, all sequences wait.
+
+    Their texts and tokens are not mixed.
+    """
     refused = 0
     write = connection.ConnectionWriter.write
 
@@ -229,7 +232,7 @@ async def test_garbage_from_an_engine_only_affects_that_engine(
 
 
 async def test_gateway_starts_among_incompatible_engines_and_reports_them(live: Any, until: Any) -> None:
-    """The listeners are not engines: they speak HTTP, send nothing, or close at once."""
+    """The listeners are not engines: one answers in HTTP, and the other closes each connection at once."""
 
     async def noisy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")

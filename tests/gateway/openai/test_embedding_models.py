@@ -1,4 +1,4 @@
-"""Embedding models: pooling from the model's files, and engines that cannot generate."""
+"""Embedding models: the pooling that a model's files specify, and engines that cannot generate."""
 
 from __future__ import annotations
 

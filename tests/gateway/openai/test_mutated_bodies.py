@@ -65,7 +65,7 @@ def paths(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def mutate(body: dict[str, Any], chance: random.Random) -> bytes:
-    """Return a body as JSON in which one value is removed or replaced by an unusual one."""
+    """Remove one value of a body, or replace it by an unusual one; return the changed body as JSON."""
     changed = json.loads(json.dumps(body))
     *way, last = chance.choice(list(paths(changed)))
     inner = changed

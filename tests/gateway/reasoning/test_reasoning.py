@@ -1,4 +1,4 @@
-"""Reasoning is separated from content however the text is split into pieces, and its tokens are counted."""
+"""Reasoning is separated from content, however text is split into pieces; reasoning tokens are counted."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def test_invalid_token_id_is_found_in_every_piece(wrong: Any, code: str) -> None
 
 
 def test_waiting_token_ids_take_little_more_memory_than_their_body() -> None:
-    """The byte budget of bodies bounds memory only if parsed token ids take about as many bytes as JSON."""
+    """The byte budget of bodies bounds memory only if token ids take about as many bytes as their JSON."""
     body = json.dumps({"model": "demo", "prompt": list(range(70_000, 170_000))}).encode()
     parser = RequestParser()
     tracemalloc.start()

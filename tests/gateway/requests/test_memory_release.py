@@ -113,7 +113,7 @@ async def test_memory_of_large_bodies_is_trimmed_after_they_end(
 
 
 def test_trim_returns_freed_memory_to_the_system() -> None:
-    """The freed memory (0.2 GB in small pieces) is followed by a used block, so glibc alone would keep it."""
+    """glibc alone would keep the freed memory (0.2 GB in small pieces), because a used block follows it."""
     script = """
 from mizzen.gateway.http.malloc_trim import trim_heap
 def resident():

@@ -1,4 +1,4 @@
-"""Routing of sessions, and routing decisions as response headers and the debug endpoint show them."""
+"""Routing of sessions; routing decisions that response headers and the debug endpoint show."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ async def test_debug_route_parses_requests_like_the_endpoint(live: Any, scripted
 
 
 async def test_sessions_stay_on_their_engine(live: Any, scripted: Any) -> None:
-    """All gateways route a session (header, prompt_cache_key or user) to one engine; sessions spread."""
+    """All gateways route a session (header, prompt_cache_key or user) to the same engine.
+
+    Different sessions spread over the engines.
+    """
     engines = [scripted() for _ in range(3)]
     gateways = [await live(*engines, engine_suspect_seconds=60) for _ in range(2)]
     homes: dict[str, set[str]] = {}

@@ -73,7 +73,7 @@ async def ask(client: openai.AsyncOpenAI, stream: bool, **options: Any) -> dict[
 
 
 def received(engine: Any) -> list[int]:
-    """Return the numbers of tokens received so far, one for each running answer of an engine, sorted."""
+    """Return how many tokens the gateway has received of each running answer of an engine, sorted."""
     return sorted(stream.received for stream in engine.link._handles.all())
 
 

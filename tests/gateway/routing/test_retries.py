@@ -86,7 +86,7 @@ async def test_refused_request_is_retried_on_another_engine(
 
 
 async def test_busy_refusal_does_not_back_off_the_engine(live: Any, scripted: Any, until: Any) -> None:
-    """An engine that refuses an API key's request with BUSY (too many grammars) still gets other requests."""
+    """BUSY means that one tenant has too many grammars, so the engine must still get other requests."""
     engine = scripted()
     gateway = await live(engine, breaker_failures=1, queue_timeout_seconds=60)
     (table_engine,) = gateway.gateway.table

@@ -86,7 +86,7 @@ def test_ties_go_to_the_less_loaded_of_two() -> None:
 
 @pytest.mark.parametrize("session", ["", "one conversation"])
 def test_hot_prefix_spreads_over_engines(session: str) -> None:
-    """All requests have one prefix, and in one case also one session.
+    """All requests have the same prefix and, in one case, also the same session.
 
     Once the total load is large, the load of an engine exceeds 125 % of the mean by at most one request.
     """
@@ -182,7 +182,7 @@ def test_sessions_keep_their_engine_and_few_move_on_changes() -> None:
 
 @pytest.mark.parametrize("field", ["user", "prompt_cache_key"])
 def test_long_session_is_replaced_by_a_digest(field: str) -> None:
-    """A session may be as long as a body; hashing it for each engine and sequence would block the loop."""
+    """A session's name may fill a body; hashing it per engine and sequence would block the event loop."""
 
     def session(name: str) -> str:
         fields = {"model": "m", "messages": [{"role": "user", "content": "a"}], field: name}

@@ -1,4 +1,4 @@
-"""Prompts longer than the context are rejected early, and at most two huge texts are tokenized at once."""
+"""Prompts that exceed the context length are rejected early; at most two huge texts are tokenized at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_request_beyond_the_context_is_refused_at_once(live: Any, scripted
 async def test_prompt_beyond_every_context_is_not_tokenized(
     live: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Tokenization takes hundreds of bytes of memory per token, so a few such prompts would exhaust it."""
+    """Tokenization takes hundreds of bytes per token, so a few very long prompts would exhaust memory."""
     gateway, encode = await live(scripted(context_length=2048)), Tokenizer.encode
 
     def encoded(self: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:

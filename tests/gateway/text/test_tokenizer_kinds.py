@@ -1,4 +1,4 @@
-"""Incremental decoding equals decoding all tokens, for the kinds of tokenizers that real models have.
+"""Incremental decoding equals decoding all tokens at once, for the kinds of tokenizers of real models.
 
 Each tokenizer has the pre-tokenizer, normalizer and decoder of the models' files, and is trained on text in
 several scripts. The reference is the library's `decode` of all tokens.

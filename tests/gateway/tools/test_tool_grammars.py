@@ -59,7 +59,7 @@ def matcher(builder: GrammarBuilder, grammar: Grammar) -> xgrammar.GrammarMatche
 
 
 def walk(match: xgrammar.GrammarMatcher, size: int, chance: random.Random, text: Tokenizer) -> list[int]:
-    """Return random tokens that the grammar allows, until it allows the end token; at most MAX_TOKENS."""
+    """Return at most MAX_TOKENS random tokens that the grammar allows; stop once it allows the end token."""
     mask = xgrammar.allocate_token_bitmask(1, size)
     closing = [text.encode(mark, False)[0] for mark in '"}]']
     tokens: list[int] = []
@@ -78,7 +78,7 @@ def walk(match: xgrammar.GrammarMatcher, size: int, chance: random.Random, text:
 
 
 def check(family: ToolFamily, tokens: list[int], text: Tokenizer, reasoning: ReasoningFamily | None) -> bool:
-    """Check that tokens consist only of calls, and return True; if MAX_TOKENS cut them off, return False."""
+    """Check that the output consists only of calls; return True, or False if MAX_TOKENS cut it off."""
     shown = (*family.shown_tokens, *((reasoning.begin, reasoning.end) if reasoning is not None else ()))
     decoder = text.detokenizer(shown=shown)
     output = ParsedOutput(

@@ -74,7 +74,7 @@ def check_mixed(
     Args:
         backend: backend of the decodes.
         prefill: backend of the prefill chunks; by default, `backend`.
-        times: how often all layers are run, one after the other.
+        times: number of times that all layers are run in turn.
         tolerance: upper limit of the relative error of each result, by norm.
     """
     page, reference = kv.page_size, ReferenceAttention(geometry, kv)

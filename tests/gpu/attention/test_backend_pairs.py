@@ -1,4 +1,7 @@
-"""Any decode backend works with any prefill backend in one batch; the default pair works in every shape."""
+"""In one batch, any decode backend works with any prefill backend.
+
+The default pair is tested with each head dimension, and with various group and page sizes.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ KINDS = (
 )
 REPORTED = {"temperature": 0.8, "prompt_logprobs": 2, "logprobs": 1}
 CONSTRAINED = {"temperature": 1.0, "grammar": Grammar(GrammarKind.REGEX, r"([a-f]{2,4}\d{3}-)+")}
-"""Sampling fields whose grammar allows an end after any `-`, so some outputs stop before `max_tokens`."""
+"""Sampling fields with a grammar that allows an end after any `-`; some outputs stop before `max_tokens`."""
 ALL = (*KINDS, REPORTED, CONSTRAINED)
 LONGEST = 1500
 """Maximum length of a prompt, in tokens."""

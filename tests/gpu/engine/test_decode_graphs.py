@@ -1,4 +1,4 @@
-"""Captured decode steps sample the same tokens as eager steps, for any batch and any steps in flight."""
+"""Captured decode steps sample the same tokens as eager ones, for any batch and number of steps in flight."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OUTPUT = 40
 
 
 def workload() -> tuple[list[list[int]], list[SamplingParams]]:
-    """Return prompts and parameters of all kinds; prompts of the second half extend those of the first."""
+    """Return prompts and parameters of all kinds; each prompt in the second half extends one in the first."""
     rng = np.random.default_rng(5)
     fresh = [rng.integers(3, VOCABULARY, n).tolist() for n in (1, 15, 16, 17, 64, 130, 200, 333)]
     prompts = fresh + [[*prompt, 7, 8, 9] for prompt in fresh]

@@ -23,7 +23,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 
 def prompts(lengths: tuple[int, ...]) -> list[list[int]]:
-    """Return random prompts of these lengths, followed by prompts that extend the first half of them."""
+    """Return a random prompt of each length, then a longer version of each prompt in the first half."""
     sampled = np.random.default_rng(5).integers(3, VOCABULARY, (len(lengths), max(lengths)))
     fresh = [row[:length].tolist() for row, length in zip(sampled, lengths, strict=True)]
     return fresh + [fresh[i] + fresh[-1 - i][:9] for i in range(len(fresh) // 2)]

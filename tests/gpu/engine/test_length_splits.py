@@ -1,4 +1,4 @@
-"""With length-aware splits, captured steps of very uneven contexts sample the same tokens as eager steps."""
+"""Captured steps with length-aware splits sample the same tokens as eager steps, even for uneven contexts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ KINDS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def captured_steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None]]:
-    """List that receives, for each captured step, its rows and the size of its length-aware graph, if any."""
+    """List that receives, for each captured step, its number of rows and the size of its length-aware graph.
+
+    The size is None if the step does not use such a graph.
+    """
     results: list[tuple[int, int | None]] = []
     size_for = LengthSplitGraphs.size_for
 

@@ -61,7 +61,7 @@ def test_random_load_with_aborts_leaks_nothing(folder: Path, kv_cache_dtype: str
         memory_at_first: tuple[int, int] | None = None
 
         def memory_in_use() -> tuple[int, int]:
-            """Return bytes in use on the GPU and by the process."""
+            """Return the GPU memory that PyTorch reserves and the process's resident memory, in bytes."""
             return torch.cuda.memory_reserved(), process.memory_info().rss
 
         while random_load.step():

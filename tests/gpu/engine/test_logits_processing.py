@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def workload() -> tuple[list[list[int]], list[SamplingParams]]:
-    """Return prompts and parameters of all kinds; prompts of the second half extend those of the first."""
+    """Return prompts and parameters of all kinds; each prompt in the second half extends one in the first."""
     rng = np.random.default_rng(5)
     fresh = [rng.integers(3, VOCABULARY, n).tolist() for n in (1, 15, 16, 17, 64, 130)]
     prompts = fresh + [[*prompt, 7, 8, 9] for prompt in fresh]

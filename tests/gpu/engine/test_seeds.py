@@ -20,7 +20,7 @@ OUTPUT = 40
 
 
 def test_other_requests_parameters_change_no_sample(folder: Path) -> None:
-    """Only parameters of other requests vary; their number and lengths do not, so kernels are the same."""
+    """Other requests vary in tokens and seeds, but not in number and length, so the kernels are the same."""
     own = np.random.default_rng(9).integers(3, VOCABULARY, 50).tolist()
     options: dict[str, Any] = {"kv_cache_tokens": 4096, "max_running_requests": 8, "prefix_cache": "none"}
     with LLM(folder, device="cuda", skip_tokenizer=True, **options) as llm:

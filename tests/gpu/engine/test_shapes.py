@@ -52,7 +52,7 @@ def save(folder: Path, shape: str) -> Any:
 
 
 def shared_prefix_tokens(prompt: int) -> int:
-    """Return the length of the prompts' common prefix: 4/5 of a prompt, rounded down to full pages."""
+    """Return the common prefix's length in tokens: 4/5 of a prompt, rounded down to full pages."""
     return prompt * 4 // 5 // PAGE * PAGE
 
 
@@ -77,8 +77,8 @@ def oracle(model: Any, rows: list[list[int]]) -> torch.Tensor:
 def own_logits(folder: Path, dtype: str, fusion: str, rows: list[list[int]]) -> torch.Tensor:
     """Return Mizzen's logits [tokens, vocab].
 
-    The first prompt runs in two chunks, the second one starts after the pages that it shares with the first,
-    and then the second one decodes.
+    The first prompt runs in two chunks. The second prompt starts after the pages that it shares with the
+    first, and is followed by its decodes.
     """
     prompt = len(rows[0]) - DECODES
     options = EngineOptions(model=str(folder), device="cuda", dtype=dtype, fusion=fusion)

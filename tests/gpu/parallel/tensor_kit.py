@@ -101,7 +101,7 @@ def small_model(folder: Path) -> Path:
 
 
 def log_probabilities(model: Path, options: dict[str, Any]) -> list[np.ndarray]:
-    """Return the logprobs of all tokens but the first of each prompt, in bfloat16 with dummy weights."""
+    """Return, for each prompt, the logprobs of all tokens but its first, in bfloat16 with dummy weights."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 150_000, length).tolist() for length in (2, 7, 64, 500, 1000)]
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, prompt_logprobs=0)

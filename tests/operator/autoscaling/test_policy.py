@@ -73,7 +73,7 @@ def test_an_idle_service_goes_to_zero_and_a_waiting_request_wakes_it() -> None:
 
 
 def test_the_idle_time_starts_when_a_group_serves() -> None:
-    """The service gets no requests: its group loads for 200 s, and then serves for the whole idle time."""
+    """Without requests, a group loads for 200 s, serves for the whole idle time, and is then removed."""
     state, zero = ScalingState(), None
     for now in range(0, 400, 5):
         sample = Sample(engines(1) if now >= 200 else (), idle_seconds=1000.0 + now)

@@ -1,4 +1,4 @@
-"""Secrets with API keys that are selected by label: the selection, and the operator on a real API server."""
+"""A gateway selects Secrets with API keys by label: the selection, and the operator on a real API server."""
 
 from __future__ import annotations
 

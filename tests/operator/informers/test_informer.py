@@ -325,7 +325,7 @@ def test_if_kopf_ends_the_process_releases_its_lease_and_exits(
     asyncio.run(scenario())
     assert holder() == ""
     log = (tmp_path / "log").read_text()
-    assert "kopf has ended" in log
+    assert "kopf stopped with an error" in log
     assert "re-authenticate" not in log  # a remaining watch without a session would log this
 
 

@@ -37,7 +37,7 @@ class Bench:
         """Reconcile the service once, and return the number of objects that this reconcile reads.
 
         Args:
-            seconds: time since the previous reconcile.
+            seconds: time since the previous reconcile, in seconds.
             gateways: number of ready gateways; the service has two.
             ready: whether the gateways route to the group.
         """

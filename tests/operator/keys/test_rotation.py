@@ -154,9 +154,10 @@ def test_the_keys_of_a_shared_gateway_are_rotated_with_those_of_the_oldest_servi
 class Store:
     """Fake API server for Secrets, with faults.
 
-    `outcomes` lists the outcomes of the next writes: `done`, `lost`, or `unanswered` (done, but the response
-    is lost). The Secret `demo-keys`, from which the other Secrets are derived, is deleted
-    at the next read if `reads_until_loss` is 1, at the second one if it is 2, and so on; 0 means never.
+    `outcomes` lists the outcomes of the next writes: `done`, `lost` (nothing is written, and the write
+    fails), or `unanswered` (done, but the response is lost). The Secret `demo-keys`, from which the other
+    Secrets are derived, is deleted at the next read if `reads_until_loss` is 1, at the second read if it is
+    2, and so on; 0 means never.
     """
 
     def __init__(self) -> None:

@@ -65,7 +65,7 @@ class Faults:
 
 @pytest.fixture(scope="module")
 def faults(control_plane: ControlPlane, operators: Any) -> Iterator[Faults]:
-    """Run the operator behind the proxy; after the tests, an operator without the proxy leads again."""
+    """Run the operator behind the proxy; after the tests, let one without the proxy lead again."""
     proxy = Faults(control_plane)
     wait(proxy.up, "the proxy answers")
     wait(operators.leads, "an operator leads")
@@ -89,7 +89,7 @@ def wait(check: Callable[[], Any], expectation: str) -> None:
 
 
 def settled(api: Any, namespace: str, name: str) -> bool:
-    """Return whether a service is Ready at its current spec and has exactly the groups that it requires."""
+    """Return whether a service is Ready with its current spec and has exactly the groups of that spec."""
     body = api.get("InferenceService", namespace, name)
     status, groups = body.get("status", {}), body["spec"]["replicas"]
     pods = [
@@ -118,7 +118,7 @@ def test_every_rollout_completes(
     eventually: Any,
     seed: int,
 ) -> None:
-    """Meanwhile, no pod is created twice, no service loses its last group, and the leader does not change."""
+    """During rollouts, no pod is created twice, no service loses its last group, and the leader stays."""
     faults.share(SHARE, seed)
     leader, before = operators.leader(), operators.log()
     names = ("first", "second", "third")

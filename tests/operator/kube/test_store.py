@@ -28,7 +28,7 @@ def body(name: str, version: int, uid: str = "", labels: dict[str, str] | None =
 
 
 class RecordedChanges(list[tuple[str, str]]):
-    """The changes that a store has reported, each as a pair: name of the object, and name of its service."""
+    """The changes that a store has reported, as pairs of the object's name and its service's name."""
 
     def __call__(self, kind: str, name: ObjectName, labels: Any) -> None:
         self.append((name.name, labels.get(SERVICE, "")))
@@ -55,7 +55,7 @@ def test_older_events_are_ignored_and_deleted_objects_do_not_return() -> None:
 def test_a_foreign_change_before_an_own_write_is_reported_when_its_event_comes() -> None:
     """The response to the operator's write already contains the foreign change.
 
-    So when the event of the foreign change arrives, its version is older than that of the stored object.
+    So the event of the foreign change, which arrives later, has an older version than the stored object.
     """
     changes = RecordedChanges()
     cache, one = ObjectStore("Pod", changes), ObjectName("a", "one")
@@ -93,7 +93,7 @@ def test_an_object_that_regains_its_label_is_stored_again() -> None:
 
 
 def test_a_list_reports_foreign_changes_before_an_own_write() -> None:
-    """The watch was cut before it reported the foreign change; the list has only the version of the write."""
+    """The watch was cut before it reported the foreign change; the list shows only the later own write."""
     changes = RecordedChanges()
     cache, one = ObjectStore("Pod", changes), ObjectName("a", "one")
     cache.put_event(body("one", 1))

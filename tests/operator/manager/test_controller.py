@@ -22,7 +22,7 @@ SERVICES = 20
 class FakeCluster:
     """Fake API server with services, and fake reconciler that records the names of reconciled services.
 
-    Only the spec of service 7 has changed since its last reconcile.
+    Service 7 is the only service whose spec has changed since its last reconcile.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The operator's Deployment owns the Lease; an operator that may not read the Deployment can still lead."""
+"""An operator makes its Deployment the Lease's owner; if it cannot read the Deployment, it still leads."""
 
 from __future__ import annotations
 

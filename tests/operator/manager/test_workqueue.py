@@ -1,4 +1,4 @@
-"""The work queue: each key is queued once and has one worker at a time; delays, back-off and low priority."""
+"""The work queue: a key has at most one entry and one worker at a time; delays, back-off, low priority."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_a_fetch_whose_pod_is_rejected_reports_why(
 
 
 class Cluster:
-    """An API server with one Job that has no pod; it may reject dry runs of the pod's creation."""
+    """A fake API server with one Job, which has no pod yet; `refusal` makes dry runs of pods fail."""
 
     def __init__(self, job: dict[str, Any], refusal: KubeError | None) -> None:
         self.job, self.refusal = job, refusal

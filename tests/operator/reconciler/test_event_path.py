@@ -92,7 +92,7 @@ class Recorder:
 
 
 async def recorded_path(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """Send the event of a new service to a leading replica; return the calls until a pod is created."""
+    """Send the event of a new service to a leading replica; return the calls up to a pod's creation."""
     recorder = Recorder()
 
     async def request(

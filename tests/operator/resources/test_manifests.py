@@ -254,7 +254,7 @@ def test_a_gateway_with_keys_from_labels_always_requires_a_key(
 
 
 def test_the_gateway_accepts_its_rendered_arguments(service: Make, tmp_path: Path) -> None:
-    """The gateway's command line accepts the arguments, and then fails because no keys are mounted."""
+    """The gateway accepts the arguments, and only then fails, because no keys are mounted."""
     demo = service(
         gateway={"mode": "Shared", "tls": {"secretName": "c"}, "cors": {"allowOrigins": ["*"]}}, suspend=True
     )

@@ -100,7 +100,7 @@ def test_the_revision_depends_on_pods_per_group_and_topology(service: Make) -> N
 def test_evictions_leave_the_minimum_of_complete_groups(
     groups: int, unavailable: int, least: int, service: Make
 ) -> None:
-    """In groups of two pods, at most `maxUnavailable` groups may lack a pod."""
+    """Each group has two pods; at most `maxUnavailable` groups may lack a pod."""
     spec = {"parallelism": {"tensor": 2}, "accelerator": {"perPod": 1}, "replicas": groups}
     demo = service(**spec, rollout={"maxUnavailable": unavailable})
     budget = engine_disruption_budget(demo)["spec"]

@@ -72,7 +72,7 @@ def of_workload(manifests: list[dict[str, Any]]) -> Pod:
 
 
 def pods(make: Make) -> Iterator[tuple[str, Pod]]:
-    """Yield each kind of pod in the product, with a name; no pod mounts a folder of its node."""
+    """Yield a name and an example of each kind of pod in the product, except pods with a hostPath volume."""
     for number, pod in enumerate(engines(make(rollout=GOLDEN, podTemplate={"sharedMemorySizeLimit": "1Gi"}))):
         yield f"engine {number}", pod
     several = make(parallelism={"tensor": 4}, accelerator={"perPod": 2}, networkPolicy="Enabled")

@@ -109,7 +109,7 @@ def test_a_field_path_of_a_pod_is_translated_to_the_service(
 def test_serving_groups_stay_while_the_next_revision_is_rejected(
     live_service: Callable[..., Service],
 ) -> None:
-    """Without surge, an outdated group would otherwise be deleted before the new one is rejected."""
+    """Without surge and dry run, an outdated group would be deleted before its replacement is rejected."""
     demo = live_service(replicas=2, rollout={"maxSurge": 0, "maxUnavailable": 1})
     demo.settle(2)
     before = demo.live()

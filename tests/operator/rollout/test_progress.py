@@ -156,7 +156,7 @@ def test_repeated_scaling_does_not_hide_a_rollout_without_progress() -> None:
 
 
 def test_an_abandoned_group_is_retried_for_each_group_that_is_no_longer_wanted() -> None:
-    """Otherwise a wanted group would be missing forever, and a service at zero groups could never wake."""
+    """Otherwise a required group would be missing forever, and a service at zero groups could never wake."""
     budget = {"startupTimeoutSeconds": 60, "drainTimeoutSeconds": 6, "maxGroupRestarts": 2}
     demo = after(rolling(replicas=4, lifecycle=budget), [group("a0"), group("a1"), *FAILING])
     assert load_state(demo.status).abandoned.groups == (2, 3)  # type: ignore[union-attr]

@@ -164,10 +164,10 @@ def evict(demo: Service, name: str) -> int:
 
 
 def allowed(demo: Service, name: str) -> int:
-    """Return the number of evictions that a budget allows now.
+    """Return the number of evictions that a budget allows now, or -1 if its status is not conclusive yet.
 
-    Return -1 until the budget's status has the current generation and counts all of its pods as healthy,
-    because pods that are not ready may always be evicted.
+    The status is conclusive once it describes the budget's current generation and counts all pods as
+    healthy. An unhealthy pod may be evicted even if the budget allows no evictions.
     """
     budget = demo.api.find("PodDisruptionBudget", demo.namespace, name)
     if budget is None or budget["status"].get("observedGeneration") != budget["metadata"]["generation"]:

@@ -1,4 +1,4 @@
-"""Objects that pods need; if an object is missing, the message gives the field of the spec that names it."""
+"""Objects that pods need; if an object is missing, the message names the spec's field that refers to it."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class Subject:
             self._copy.__dict__.update(before)
 
     def _run(self, statements: list[ast.stmt]) -> None:
-        """Execute statements in the copy, with their `while` loops bounded."""
+        """Execute statements in the copy, with a limit on the iterations of their `while` loops."""
         for node in (node for statement in statements for node in ast.walk(statement)):
             if isinstance(node, ast.While):
                 node.test = ast.BoolOp(ast.And(), [ast.parse("_next_round()", mode="eval").body, node.test])
@@ -228,7 +228,7 @@ def _without(field: str, index: int) -> Change:
 
 
 def _keep_other(index: int) -> Change:
-    """Return the change that drops one operand of a call; if only one is left, it replaces the call."""
+    """Return the change that drops an operand of a call; if one operand is left, it replaces the call."""
 
     def change(node: ast.AST) -> None:
         assert isinstance(node, ast.Call)

@@ -87,7 +87,7 @@ class Cluster:
         created: number of pods created so far.
         now: simulated time; each reconcile advances it.
         failing_prompts: revisions that give wrong answers to golden prompts.
-        misrouted: UIDs that gateways claim to route to although the groups await verification.
+        misrouted: UIDs of groups that gateways claim to route to although these groups await verification.
         broken: revisions whose groups fail forever, as if their model had been deleted.
         mismatched: revisions whose engines speak a protocol that no gateway speaks.
     """
@@ -124,7 +124,7 @@ class Cluster:
         return verification_id(self.service)
 
     def serving(self) -> frozenset[str]:
-        """Return the UIDs of the live groups that every gateway routes to."""
+        """Return the UIDs of the live, ready and verified groups that every gateway routes to."""
         return frozenset(
             simulated.group.uid
             for simulated in self.simulated.values()
@@ -133,7 +133,7 @@ class Cluster:
         )
 
     def count_may_serve(self) -> int:
-        """Count groups that serve, and ready groups that served before and await routing by some gateways."""
+        """Count live groups that serve, or that served before and will again once all gateways know them."""
         serving = self.serving()
 
         def may_serve_again(group: Group) -> bool:

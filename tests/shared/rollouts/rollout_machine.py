@@ -234,7 +234,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         @precondition(lambda self: self.cluster.simulated)
         @rule(data=st.data(), every=st.booleans())
         def start_a_gateway(self, data: st.DataObject, every: bool) -> None:
-            """Add a gateway that does not route to a group yet; with `every`, it routes to no group yet."""
+            """Add a gateway that does not route to one of the groups yet; with `every`, to none of them."""
             for name in self._draw_groups(data, every):
                 self.cluster.simulated[name].acknowledged = False
 
@@ -277,7 +277,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
         @precondition(lambda self: self.cluster.simulated)
         @rule(data=st.data(), every=st.booleans())
         def stop_routing(self, data: st.DataObject, every: bool) -> None:
-            """Let all gateways stop routing to a group; with `every`, to all groups."""
+            """Let all gateways stop routing to one of the groups; with `every`, to all groups."""
             for name in self._draw_groups(data, every):
                 self.cluster.simulated[name].acknowledged = False
                 self.cluster.change(name, routable=False)
@@ -342,7 +342,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             raise AssertionError("the service never comes to rest")
 
         def _check_failed_verification(self) -> None:
-            """Check the settled service if its current revision was abandoned after a failed verification."""
+            """If verification failed and the current revision was abandoned, check the settled service."""
             cluster, service = self.cluster, self.cluster.service
             state, verification = load_state(service.status), service.rollout.verification
             if state.abandoned is None or state.abandoned.reason != reasons.VERIFICATION_FAILED:

@@ -1,6 +1,6 @@
 """Interface of attention backends, and the paged KV cache that they read.
 
-The tokens of a step form one batch: first one token per decode row, then the tokens of each prefill chunk.
+The tokens of a step form one batch: one token per decode row, followed by the tokens of each prefill chunk.
 Prefill and decode may use different backends.
 """
 
@@ -26,7 +26,7 @@ PlannedAttention = Callable[[int, torch.Tensor, Any, Any, torch.Tensor], None]
 """Function (layer, q, k, v, out) that computes attention for the decodes or the prefill chunks of a batch.
 
 It reads q [tokens, heads, d] and writes `out` of the same shape. k and v [tokens, kv_heads, d] are the keys
-and values of these tokens, which are also in the cache already. Both are None if a fused kernel has cached
+and values of the same tokens, and are also in the cache already. Both are None if a fused kernel has cached
 them; this happens only on GPUs, where all backends read keys and values from the cache.
 """
 QKNorms = tuple[torch.Tensor, torch.Tensor] | None
@@ -47,7 +47,7 @@ class Geometry:
     kv_heads: int
     head_dim: int
     windows: tuple[int | None, ...]
-    """Sliding window by layer: number of tokens that a token attends to, including itself; None: no limit."""
+    """Window of each layer: number of tokens that a token attends to, including itself; None if unlimited."""
 
     @property
     def gqa_group_size(self) -> int:
@@ -99,7 +99,8 @@ class PagedKV:
     values: torch.Tensor
     page_size: int
     key_scales: tuple[float, ...] = ()
-    """Scale by layer; cached keys are divided and queries multiplied by it. Empty if all scales are 1."""
+    """Scale of each layer: its cached keys are divided by it, and its queries are multiplied by it. Empty if
+    all scales are 1."""
 
     @property
     def device(self) -> torch.device:
@@ -173,7 +174,7 @@ class QueryChunk:
 
 
 def unsupported_error(name: str, reason: str) -> ValueError:
-    """Return the error for an unsupported backend, which the message calls `name`, e.g. "attention fa3"."""
+    """Return the error for an unsupported backend; the message starts with `name`, e.g. "attention fa3"."""
     return ValueError(f"{name} does not run here: {reason}; choose reference or auto")
 
 
@@ -269,8 +270,8 @@ class DevicePlannedSequences(Protocol):
                 [sequences + 1].
             slots: Row of the page table for each sequence, int32 [sequences].
             lengths: Number of tokens whose KV the last query of each sequence reads, at least 1, int32
-                [sequences]. If a sequence has more queries than that, the first ones attend to nothing and
-                yield zeros.
+                [sequences]. If a sequence has more queries than this number, the first ones attend to
+                nothing and yield zeros.
             table: Page table, int32 [slots, columns].
             longest: Maximum number of queries in a sequence.
         """
@@ -301,7 +302,8 @@ class LengthSplitDecode(Protocol):
     def length_splits_are_faster(self, rows: int, lengths: Int32) -> bool:
         """Return whether length-aware splits are faster than equal ones for a batch padded to `rows` rows.
 
-        `lengths` (int32 [at most rows]) holds the number of tokens whose KV each row reads, without padding.
+        `lengths` (int32 [at most rows]) holds the number of tokens whose KV each row reads; it has no entries
+        for padding rows.
         """
         ...
 
@@ -349,7 +351,7 @@ class StepAttention:
             self.fused_decode = decode.fuse_qkv_prep(slot_mapping)
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Store k and v [tokens, kv_heads, d], and return the attention of q; both are [tokens, heads, d]."""
+        """Store k and v [tokens, kv_heads, d], and return the attention of q [tokens, heads, d]."""
         self.kv.store(layer, self.slot_mapping, k, v)
         out, count = torch.empty(q.shape, dtype=q.dtype, device=q.device), self.decode_count
         if self.decode is not None:

@@ -22,10 +22,11 @@ from mizzen.attention.prefix_spans import KVSpans, find_shared_spans
 from mizzen.attention.reference import ReferenceAttention, group_queries
 
 flash_with_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-"""PyTorch's CPU kernel for scaled_dot_product_attention, which itself does not return log-sum-exps.
+"""PyTorch's CPU kernel for scaled_dot_product_attention.
 
-The kernel maps q [batch, heads, n, d] and k, v [batch, heads, m, d] of any strides to out
-[batch, heads, n, d] and log-sum-exps [batch, heads, n].
+It is called directly, because scaled_dot_product_attention does not return log-sum-exps. The kernel maps
+q [batch, heads, n, d] and k, v [batch, heads, m, d] of any strides to out [batch, heads, n, d] and
+log-sum-exps [batch, heads, n].
 """
 
 
@@ -214,7 +215,8 @@ class CpuPrefill:
         self.own = [slice(int(begins[row]), int(begins[row] + counts[row])) for row in order]
         """Slice of the batch's tokens that belongs to each sorted row."""
         self.edges = np.concatenate([[0], np.cumsum(counts[order])]).tolist()
-        """Index of the first token of each sorted row among the sorted tokens, then the number of tokens."""
+        """Bounds of each sorted row in the list of all sorted rows' tokens: row i has the tokens
+        edges[i]..edges[i + 1]-1 of this list."""
         self.tokens = torch.from_numpy(np.concatenate([np.arange(s.start, s.stop) for s in self.own]))
         self.leftover = [(row, torch.from_numpy(c)) for row, c in enumerate(self.spans.leftover) if len(c)]
         self.levels = self.spans.levels + bool(self.leftover)

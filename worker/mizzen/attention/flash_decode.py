@@ -1,4 +1,4 @@
-"""Attention backend for decodes with Mizzen's own split-KV kernels over paged KV.
+"""Attention backend for decodes; it runs Mizzen's own split-KV kernels over paged KV.
 
 The kernel is `mizzen.kernels.attention.flash_decode_mma` on Hopper and later GPUs, for the shapes that it
 supports, and otherwise `mizzen.kernels.attention.flash_decode_triton`. Both read the lengths and the page
@@ -100,7 +100,10 @@ class FlashDecodeBatch:
         table: torch.Tensor,
         plans: Mapping[int | None, torch.Tensor] | None = None,
     ) -> None:
-        """Plan a batch; `plans` holds a plan of length-aware splits per window; None means equal splits."""
+        """Plan a batch; `plans` maps each window to its plan of length-aware splits.
+
+        Without `plans`, each row is divided into equal splits.
+        """
         self.backend = backend
         self.plans = plans
         self.slots, self.lengths, self.table = slots, lengths, table
@@ -151,7 +154,7 @@ class FlashDecodeBatch:
 
 
 class FlashDecodeAttention(AttentionBackend):
-    """Backend for decodes with one kernel call per layer, from the QKV projection to the attention output."""
+    """Backend for decodes: one kernel call per layer computes the attention output from raw QKV."""
 
     def __init__(self, geometry: Geometry, kv: PagedKV) -> None:
         """Select the kernel and allocate its workspace.
@@ -231,7 +234,7 @@ class FlashDecodeAttention(AttentionBackend):
         return make_schedule(rows, self.geometry.kv_heads, self.sm_count, self.blocks_per_sm)
 
     def length_splits_are_faster(self, rows: int, lengths: Int32) -> bool:
-        """Return whether a batch padded to `rows` rows has rows long enough for length-aware splits."""
+        """Return whether length-aware splits are faster than equal ones for a batch padded to `rows` rows."""
         from mizzen.kernels.attention.split_plan import is_faster
 
         return any(is_faster(lengths, window, self.schedule(rows)) for window in self.windows)

@@ -46,7 +46,8 @@ kernels of a stream run one after another."""
 PLAN_BYTES = 1 << 20
 """Size of a decode plan in bytes, not counting `ROW_BYTES` per row."""
 ROW_BYTES = 32
-"""Maximum number of bytes that each row adds to a decode plan; with fa3, each query head of each row."""
+"""Maximum number of bytes that each row adds to a decode plan. With the fa3 template, this
+is the maximum for each query head of each row."""
 TILE = 16
 """Number of (row, query head) pairs that a decode program processes together."""
 SPARE_TILES = 512
@@ -139,7 +140,7 @@ class PlanFence:
         self.event: torch.cuda.Event | None = None
 
     def run(self, make: Callable[[], None]) -> None:
-        """Wait until the previous copy of the buffer is done; then call `make`, which enqueues the next."""
+        """Wait until the last copy of the buffer is done; then call `make`, which enqueues the next copy."""
         if self.event is not None:
             self.event.synchronize()
         make()
@@ -241,7 +242,8 @@ class FlashInferAttention(AttentionBackend):
         self.prefill_fence, self.decode_fence = PlanFence(), PlanFence()
         self.graph_workspace = self.workspace
         self.decode_plans: dict[int | None, torch.Tensor] = {}
-        """Device buffer for the plan of each window; captured batches share it, as replays never overlap."""
+        """Device buffer for the plan of each window; captured batches share these buffers, because replays
+        never overlap."""
         self.page_indices: PageIndices | None = None
         """Page indices of the largest captured batch; smaller batches use the first entries of its lists."""
         self.graphs: dict[int, CapturedDecodeBatch] = {}
@@ -350,7 +352,7 @@ class FlashInferAttention(AttentionBackend):
 
         Args:
             rows: Number of rows of the captured batch.
-            lengths: Number of tokens whose KV each row reads, without padding rows, int32 [at most rows].
+            lengths: Number of tokens whose KV each row reads, int32 [at most rows]; without padding rows.
         """
         padded = np.ones(rows, np.int32)
         padded[: len(lengths)] = lengths

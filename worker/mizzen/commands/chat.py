@@ -78,7 +78,7 @@ def _write_piece(piece: str) -> None:
 
 
 def _run_conversation(conversation: Conversation, read: Callable[[], str]) -> None:
-    """Read lines, and answer questions and commands until the end of input or /exit."""
+    """Answer the questions and run the commands that the user enters, until /exit or the end of input."""
     from mizzen.commands.client import ServiceError, ServiceUnreachable
 
     while True:

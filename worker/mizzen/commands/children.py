@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 KILL_GRACE_SECONDS = 10.0
-"""Time that a child has for exiting after its drain timeout has passed; then it is killed."""
+"""A child is killed if it has not exited this many seconds after the end of its drain timeout."""
 SECOND_SIGNAL_SECONDS = 0.25
-"""Pause between two signals to a child; without it, the kernel may merge them into one."""
+"""Pause between two signals to a child, in seconds; without it, the kernel may merge the two signals."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -66,7 +66,7 @@ class ChildProcesses:
         self._previous_handlers: dict[int, object] = {}
 
     def handle_signals(self, *signals: int, event: Callable[[int], ChildEvent] = StopRequested) -> None:
-        """Until `close` is called, queue an event for each of these signals that this process receives."""
+        """Queue an event whenever this process receives one of `signals`, until `close` is called."""
         for number in signals:
             self._previous_handlers[number] = signal.signal(
                 number, lambda received, _: self._events.put(event(received))
@@ -94,7 +94,10 @@ class ChildProcesses:
         self._events.put(ChildExited(name, process.wait()))
 
     def next_event(self, seconds: float | None = None) -> ChildEvent | None:
-        """Return the next event, or None if there is no event within `seconds`."""
+        """Return the next event, or None if there is no event within `seconds`.
+
+        If `seconds` is None, wait without a limit.
+        """
         try:
             event = self._events.get(timeout=seconds)
         except queue.Empty:

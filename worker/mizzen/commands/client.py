@@ -1,4 +1,4 @@
-"""Minimal client of the OpenAI API for `chat` and `complete`, which streams the text of answers."""
+"""Minimal client of the OpenAI API, used by `chat` and `complete`; it streams the text of answers."""
 
 from __future__ import annotations
 

@@ -54,7 +54,10 @@ def settings(config: type) -> list[Setting]:
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
-    """Return a type hint without `None` and with a list instead of a tuple, and whether it allowed `None`."""
+    """Return a type hint after removing `None` and replacing a tuple by a list.
+
+    Also returns whether the original hint allowed `None`.
+    """
     optional = typing.get_origin(hint) in (types.UnionType, typing.Union)
     if optional:
         (hint,) = [part for part in typing.get_args(hint) if part is not type(None)]
@@ -83,7 +86,7 @@ def parameter(setting: Setting) -> inspect.Parameter:
 
 
 def command(run: Callable[..., None], offered: Iterable[Setting]) -> Callable[..., None]:
-    """Return a typer command that calls `run`, and adds an option for each setting in `offered`.
+    """Return a typer command that calls `run` and has an option for each setting in `offered`.
 
     `run` receives the values of these options as keyword arguments; values of repeatable options are tuples.
     """

@@ -50,7 +50,7 @@ serve`."""
 
 
 def folder_settings() -> list[Setting]:
-    """Return the settings for serving a model folder; None means the default of `serve`."""
+    """Return the settings for serving a model folder; a setting that is None has the default of `serve`."""
     return [
         dataclasses.replace(setting, default=None, optional=True)
         for setting in settings(EngineConfig)
@@ -60,7 +60,7 @@ def folder_settings() -> list[Setting]:
 
 @contextlib.contextmanager
 def open_client(target: str, values: Mapping[str, Any], timeout_seconds: float) -> Iterator[ApiClient]:
-    """Yield a client of the service at a URL, or of a temporary service of a model folder.
+    """Yield a client of the service at a URL, or of a temporary service that serves a model folder.
 
     Args:
         target: URL or model folder.
@@ -150,7 +150,7 @@ def _read_url(process: subprocess.Popen[str], log: IO[str]) -> str:
 
 
 def _stop_serve(process: subprocess.Popen[str]) -> None:
-    """Stop `serve` without waiting for requests, because it has no other clients."""
+    """Stop `serve` without waiting for running requests to finish, because it has no other clients."""
     process.terminate()
     try:
         process.wait(STOP_SECONDS)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 _ESCAPED = ("\\\\", '\\"', "\\x22", "\\x5c", "\\x5C", "\\u0022", "\\u005c", "\\u005C")
 
 _UNKNOWN = (*"123456789bBAZzpPkKGQE", "")
-"""Characters that must not follow a backslash, because the grammar compiler does not support the escape: back
-references, boundaries and properties. The empty string stands for a backslash at the end of the pattern."""
+"""Characters that must not follow a backslash, because the grammar compiler does not support these escapes
+(back references, boundaries, properties). The empty string stands for a backslash at the pattern's end."""
 
 
 def pattern_fault(pattern: str, *, quoted: bool) -> str | None:

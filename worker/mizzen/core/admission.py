@@ -51,9 +51,9 @@ class PrefillAdmission:
         self.reserve = memory.pages_for(config.reserve_tokens)
         """Number of pages per running request that admission leaves available."""
         self._blocked_at: tuple[tuple[int, int], int, int] | None = None
-        """State at the last attempt that ran out of pages: versions of queue and prefix cache, number of
-        available pages, number of running requests. The next attempt is made when a version has changed, more
-        pages are available, or fewer requests run; None if the last attempt did not run out of pages."""
+        """State when the last attempt ran out of pages: versions of queue and prefix cache, number of
+        available pages, number of running requests. None if the last attempt did not run out. Otherwise, the
+        next one is made when a version has changed, more pages are available, or fewer requests run."""
         self._shares = config.prefix_cache != "none"
         self._shared_pages = memory.pages_for(_SHARED_TOKENS)
 

@@ -190,9 +190,9 @@ class DecodeBatch:
         sequence.phase = phase
 
     def advance(self, step: int) -> list[SequenceState]:
-        """Record that `frame()` was launched as `step`.
+        """Record that the batch returned by `frame()` was launched as step number `step`.
 
-        Returns the requests that reach their length limit with this step, after removing them.
+        Removes from the batch the requests that reach their length limit in this step, and returns them.
         """
         self._launched = self._frame
         self._step = step

@@ -70,7 +70,10 @@ class InflightStep(Struct):
         return result.tokens.reshape(-1)
 
     def kept_rows(self) -> Int64:
-        """Return the indices in `rows` whose token is kept, int64 [n]; `discarded` must not be empty."""
+        """Return the indices in `rows` of slots whose token is kept, int64 [n].
+
+        `discarded` must not be empty.
+        """
         rows = self.rows
         wanted = rows != self.discarded[0]
         for slot in self.discarded[1:]:
@@ -116,7 +119,7 @@ class InflightSteps:
         return True
 
     def discard_tokens(self, slot: int, first_step: int, last_step: int) -> int:
-        """Discard a slot's tokens in the steps in flight whose number is in [`first_step`, `last_step`].
+        """Discard a slot's tokens in all steps in flight from `first_step` to `last_step`, both included.
 
         Returns the number of discarded tokens.
         """

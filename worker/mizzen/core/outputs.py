@@ -46,8 +46,8 @@ class StepOutput(Struct, frozen=True, kw_only=True):
     """Output of a step, as columns with one row for each request that received tokens.
 
     `tokens` is flat: row i has `counts[i]` tokens, or one if `counts` is None. `offsets[i]` is the index of
-    the row's first token within the request's output, by which a receiver can detect a gap. `finished` holds
-    the requests that finish with this step; the rows contain their last tokens.
+    the row's first token within the request's output; from it, a receiver can detect missing tokens.
+    `finished` holds the requests that finish with this step; the rows contain their last tokens.
     """
 
     step: int

@@ -26,7 +26,7 @@ class _SpaceAfterRetraction:
     ) -> None:
         self._memory, self._decode, self._prefix = memory, decode, prefix
         self._locks: dict[RadixNode, int] = {}
-        """Lock counts of prefix-cache nodes once victims and finishing requests have released their locks."""
+        """Lock counts that nodes will have when victims and finishing requests have released their locks."""
         self.pages, self.slots = memory.available_pages, len(memory.free_slots)
         for release in inflight.deferred_frees():
             self.slots += release.slot >= 0
@@ -51,7 +51,7 @@ class _SpaceAfterRetraction:
 
     @property
     def shared_pages(self) -> int:
-        """Number of pages of the waiting request's cached prefix that the remaining requests have locked.
+        """Number of pages of the waiting request's cached prefix that will still be locked.
 
         The prefix's unlocked pages are not included: `pages` counts them, because they are evictable.
         """

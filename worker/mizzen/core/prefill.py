@@ -54,7 +54,7 @@ def fill_prefill_by_rank(
 
 
 def prefill_tokens_ahead(head: SequenceState, prefilling: Iterable[SequenceState]) -> int:
-    """Return the number of uncomputed tokens of all running prefills that precede a waiting request."""
+    """Return the number of uncomputed tokens of all running prefills that go before the request `head`."""
     ahead = (sequence for sequence in prefilling if sequence.starved or sequence.rank >= head.rank)
     return sum(len(sequence.tokens) - sequence.computed for sequence in ahead)
 

@@ -16,12 +16,12 @@ _TRUSTED_TOKENS = 256
 """Budget in tokens up to which the estimates are trusted. A larger budget must not exceed 1.5 times the
 number of prompt tokens of the newest mixed step."""
 _SMALL_BUDGET_TOKENS = 64
-"""Budget in tokens up to which prefill may starve. If the decode-only estimate is stale at such a budget,
-decode-only steps are inserted to measure their duration."""
+"""A budget of at most this number of tokens may starve prefill. If the budget is that small and the
+decode-only estimate is stale, decode-only steps are inserted to measure their duration."""
 _REFRESH_STEPS = 4
 """Number of consecutive decode-only steps that refresh the estimate of their duration."""
 _STALE_STEPS = 32
-"""Initial number of mixed steps after which the decode-only estimate counts as stale.
+"""Number of mixed steps after which the decode-only estimate at first counts as stale.
 
 The number is doubled whenever a new measurement confirms the estimate."""
 _MAX_STALE_STEPS = 256
@@ -29,7 +29,7 @@ _MAX_STALE_STEPS = 256
 
 
 class Estimate:
-    """Exponentially weighted mean of a running median, which covers the last three samples.
+    """Exponentially weighted mean of the running median of the last three samples.
 
     The estimate ignores a single outlier and quickly follows a lasting change.
     """

@@ -28,7 +28,7 @@ class FinishReason(enum.IntEnum):
 
 
 class Pooling(enum.StrEnum):
-    """Pooling of a prompt's hidden states (after the final norm) into an embedding."""
+    """Method that combines the hidden states of a prompt (after the final norm) into an embedding."""
 
     LAST = "last"
     """Hidden state of the last token."""

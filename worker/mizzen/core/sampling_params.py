@@ -18,7 +18,7 @@ LARGEST = 2**31 - 1
 """Largest int32: the upper bound of `top_k` and `min_tokens`."""
 LEAST_POSITIVE = math.ulp(0.0)
 LEAST_REPETITION = 0.01
-"""Lower bound of `repetition_penalty`: division by much less makes logits equal or not finite."""
+"""Lower bound of `repetition_penalty`: a much smaller penalty would make logits equal or not finite."""
 MAX_LOGPROBS = 20
 """Maximum of `logprobs` and of `prompt_logprobs`: number of most probable tokens to report per position."""
 MAX_LOGIT_BIAS = 1024
@@ -156,11 +156,12 @@ class SamplingParams:
     )
     """Pairs of a token id and an amount, in [-100, 100], added to the token's logit; -100 bans the token."""
     logprobs: int | None = parameter(None, Bounds(0, MAX_LOGPROBS), slot_option=True, profiled=MAX_LOGPROBS)
-    """Number of most probable tokens to report for each output token, in addition to the log probability of
-    the token itself; None reports no log probabilities."""
+    """Number of most probable tokens whose log probabilities are reported for each output token, in addition
+    to that of the output token itself; None reports no log probabilities."""
     prompt_logprobs: int | None = parameter(None, Bounds(0, MAX_LOGPROBS), slot_option=True)
-    """Number of most probable tokens to report for each prompt token, in addition to the log probability of
-    the token itself; None reports none. If set, the prompt is computed without the prefix cache."""
+    """Number of most probable tokens whose log probabilities are reported for each prompt token, in addition
+    to that of the prompt token itself; None reports no prompt log probabilities. If set, the prompt is
+    computed without the prefix cache."""
     logprob_token_ids: tuple[int, ...] = parameter((), max_entries=MAX_LOGPROB_TOKEN_IDS)
     """Ids of further tokens whose log probabilities are reported for each output token; needs `logprobs`."""
     grammar: Grammar | None = parameter(  # noqa: RUF009 - declares a field

@@ -278,7 +278,7 @@ class Scheduler:
             self.kv.free(release)
 
     def _retract(self, sequence: SequenceState) -> None:
-        """Move a running request back into the queue, from where it resumes with its prompt and output."""
+        """Move a running request back into the queue; later it resumes after its prompt and output so far."""
         slot = sequence.slot
         if sequence.phase is SequencePhase.DECODE:  # a request admitted while it decoded did not overtake it
             sequence.admissions_before += self.admission.admissions - sequence.decodes_from

@@ -29,7 +29,7 @@ class SequencePhase(enum.Enum):
     WAITING = enum.auto()
     """New or retracted; the request holds neither slot nor pages."""
     PREFILL = enum.auto()
-    """The request holds a slot and pages for its known tokens, but their KV is not computed completely."""
+    """The request holds a slot and pages for its known tokens, but not all of their KV is computed."""
     DECODE = enum.auto()
     """The request decodes one token in every step."""
     LEAVING = enum.auto()
@@ -75,8 +75,8 @@ class SequenceState:
         """Number of prompt tokens whose log probabilities were reported."""
         self.phase = SequencePhase.WAITING
         self.admissions_before = 0
-        """Number of admissions by which this request was not overtaken: admissions before it joined the
-        queue, admissions of requests that were ahead of it at that time, and admissions while it decoded."""
+        """Number of admissions that do not count as overtaking this request: admissions before it joined the
+        queue, admissions of requests that were then ahead of it, and admissions while it decoded."""
         self.decodes_from = 0
         """Total number of admissions when this request began to decode."""
         self.admitted = False

@@ -78,7 +78,7 @@ def route_side_outputs(
 
 
 def _owner_of(slot_owners: list[SequenceState | None], slot: int) -> SequenceState | None:
-    """Return the owner of a slot in a step, or None if it was retracted or finished since the launch."""
+    """Return the request that a step ran in a slot, or None if the request has left the slot since."""
     sequence = slot_owners[slot]
     return sequence if sequence is not None and sequence.slot == slot else None
 

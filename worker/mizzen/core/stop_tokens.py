@@ -12,13 +12,13 @@ from mizzen.core.request import Int32, Int64
 UInt8 = NDArray[np.uint8]
 
 _MASK = (1 << 18) - 1
-"""Mask from token id to table index. Token ids that are equal modulo 262,144 share an entry, so a larger
-vocabulary only yields more candidates."""
+"""Bit mask that turns a token id into a table index. Token ids that are equal modulo 262,144 share an entry,
+so a larger vocabulary only yields more candidates."""
 _BITS = 8
 _STALE = 64
 """The table is rebuilt when removed sets outnumber live sets by more than this number."""
 _FEW = 4
-"""Number of candidates up to which filtering by bits costs more than checking the exact sets."""
+"""For at most this number of candidates, checking the exact sets costs less than filtering by bits."""
 
 
 class StopTable:

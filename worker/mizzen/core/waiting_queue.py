@@ -94,9 +94,9 @@ class WaitingQueue:
     def admission_order(self, admissions: int, prefixes: Prefixes) -> list[SequenceState]:
         """Return the first waiting requests in the order in which admission should try them.
 
-        The requests of one priority after another are added, from the highest priority on, until the result
-        has at least `REORDER_WINDOW` requests. However, requests below the highest priority come first if
-        they were overtaken too often.
+        Starting with the highest priority, the requests of each priority are added until the result has at
+        least `REORDER_WINDOW` requests. However, requests that were overtaken too often precede all others,
+        even if their priority is lower.
 
         Args:
             admissions: number of admissions so far.

@@ -24,7 +24,7 @@ class EngineOptions:
     device: str = option("cuda", "Device that the model runs on", choices=("cuda", "cpu"))
     dtype: str = option(
         "auto",
-        "Precision of weights and KV cache; auto is the checkpoint's own on cuda and float32 on cpu",
+        "Precision of weights and KV cache; auto is the checkpoint's precision on cuda and float32 on cpu",
         choices=("auto", "bfloat16", "float16", "float32"),
     )
     load_format: str = option(
@@ -38,7 +38,7 @@ class EngineOptions:
     tensor: int = option(1, "Tensor parallel size: number of ranks (GPUs) that share the model", low=1)
     nodes: int = option(
         1,
-        "Number of pods or machines that share the ranks; needs --node-rank, and only for `mizzen engine`",
+        "Number of pods or machines that share the ranks; works only in `mizzen engine`, with --node-rank",
         low=1,
     )
     all_reduce: str = option(

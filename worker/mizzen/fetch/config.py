@@ -21,7 +21,7 @@ class FetchConfig:
     credentials: str | None = option(
         None, "File with a token (hf), AWS credentials (s3) or a Docker config.json (oci)"
     )
-    pin: str = option("", "Revision to fetch instead of the current one of the source's branch or tag")
+    pin: str = option("", "Revision to fetch instead of the one that the source's branch or tag names")
     include: tuple[str, ...] = option(
         (), "Pattern of files to fetch, instead of safetensors, JSON, templates and tokenizers; repeatable"
     )

@@ -100,7 +100,7 @@ class GatewayConfig:
     )
     max_resumes: int = option(
         3,
-        "Maximum number of lost engines that an answer survives by resuming on another; 0 turns resuming off",
+        "Maximum number of lost engines that an answer survives by resuming on others; 0 turns resuming off",
         low=0,
         high=100,
     )

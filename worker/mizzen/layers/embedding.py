@@ -62,7 +62,7 @@ class TokenEmbedding:
         self.weight[self.vocabulary.count :].zero_()
 
     def targets(self, prefix: str) -> Iterator[WeightTarget]:
-        """Yield the destination of the table in the checkpoint."""
+        """Yield the destination of the checkpoint's embedding table."""
         vocabulary = self.vocabulary
         yield WeightTarget(
             name=f"{prefix}{self.name}.weight",
@@ -161,7 +161,7 @@ class Head:
         self.method = build.make_linear(self.vocabulary.rows, hidden, False, build.dtype, build.device)
 
     def targets(self) -> Iterator[WeightTarget]:
-        """Yield the destination of the head's table in the checkpoint."""
+        """Yield the destination of the checkpoint's table for this head."""
         yield from self.method.targets(self.name, self.checkpoint_shard)
 
     def kernel_specs(self, batch_sizes: Iterable[int]) -> set[KernelSpec]:

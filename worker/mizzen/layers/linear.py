@@ -23,8 +23,8 @@ MAX_BATCH_BEFORE_ATTENTION = ((8 << 20, 64), (256 << 20, 48))
 small-batch kernels for up to `rows` rows of x. The first pair that fits applies. For more rows or larger
 weights, cuBLAS is faster, as measured in whole steps."""
 MIN_FUSED_ADD_ROWS = 1024
-"""Minimum number of rows of x for which the cuBLAS GEMM adds its output to the residual stream itself. For
-fewer rows, that is slower than a separate addition, as measured on an H200."""
+"""Minimum number of rows of x for which the cuBLAS GEMM itself adds its output to the residual stream. For
+fewer rows, a separate addition was measured to be faster (on an H200)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class OutputRows:
 
 
 class MergedColumnParallelLinear:
-    """Several linear layers with the same input, computed in one GEMM; ranks hold shards of their rows.
+    """Several linear layers with the same input, computed in one GEMM; each rank holds a shard of the rows.
 
     `rows_by_name` maps names in the checkpoint to output rows; the outputs are concatenated in that order.
     """
@@ -70,13 +70,13 @@ class MergedColumnParallelLinear:
             yield from self.method.targets(prefix + name, shard)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply x [tokens, columns]; return this rank's outputs [tokens, rows]."""
+        """Multiply x [tokens, columns] by the weights; return this rank's outputs [tokens, rows]."""
         return self.method.apply(x)
 
     def apply_after_norm(
         self, norm: RMSNorm, x: torch.Tensor | None, residual: torch.Tensor, *, swiglu: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add `x` to the residual stream, normalise the sum and multiply.
+        """Add `x` to the residual stream, normalise the sum, and multiply it by the weights.
 
         Args:
             norm: Norm between the residual stream and this layer.
@@ -169,7 +169,7 @@ class RowParallelLinear:
             )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply x [tokens, columns of this rank]; return this rank's partial sum [tokens, rows]."""
+        """Multiply x [tokens, columns of this rank] by the weights; return a partial sum [tokens, rows]."""
         return self.method.apply(x)
 
     def add_to_residual(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:

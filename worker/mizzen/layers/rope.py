@@ -24,14 +24,14 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
 
 
 def dynamic_base(rope: RopeConfig, head_dim: int) -> float:
-    """Return the base, raised so that the slowest rotation covers the served context ("NTK-aware")."""
+    """Return the base, raised so that rotations are slow enough for the served context ("NTK-aware")."""
     length = max(rope.served_context, rope.original_context)
     stretch = rope.factor * length / rope.original_context - (rope.factor - 1)
     return rope.theta * stretch ** (head_dim / (head_dim - 2))
 
 
 def yarn_frequencies(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
-    """Interpolate low frequencies, with few rotations in the original context; keep high ones (YaRN).
+    """Interpolate low frequencies, which make few rotations in the original context; keep high ones (YaRN).
 
     `inverse` and the result are float32 [head_dim / 2]; see arXiv 2309.00071.
     """

@@ -46,8 +46,8 @@ class Axis:
         With fewer items than ranks, several ranks hold the same item.
 
         Raises:
-            ValueError: neither the number of items nor that of ranks divides the other; the message suggests
-                other numbers of ranks.
+            ValueError: neither the number of items nor the number of ranks divides the other; the message
+                suggests other numbers of ranks.
         """
         if total >= self.size:
             return self.shard(total, name)

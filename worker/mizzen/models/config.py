@@ -34,7 +34,7 @@ class RopeConfig:
     """Context length in tokens to which `dynamic` extends the model. It is the same for all requests, because
     requests share cached keys, which keep the rotation with which they were stored."""
     beta_fast: float = 32.0
-    """Yarn leaves frequencies unchanged that make at least this many rotations in the original context."""
+    """Yarn does not change frequencies that make at least this many rotations in the original context."""
     beta_slow: float = 1.0
     """Yarn fully interpolates frequencies that make at most this many rotations in the original context."""
     truncate: bool = True
@@ -234,8 +234,8 @@ def read_token_ids(fields: Fields, name: str = "eos_token_id") -> tuple[int, ...
 def quantizes_only_kv(quantization: Fields) -> bool:
     """Return whether `quantization_config` leaves the weights unquantized.
 
-    It does so if it is absent or empty, or if it describes only an 8-bit KV cache in the format of
-    compressed-tensors.
+    The result is True if `quantization_config` is absent or empty, or if it describes only an 8-bit KV cache
+    in the format of compressed-tensors.
     """
     values = quantization.values
     scheme = values.get("kv_cache_scheme")

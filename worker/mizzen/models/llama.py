@@ -1,4 +1,4 @@
-"""Llama (arXiv 2302.13971, 2407.21783): the decoder that the other families vary."""
+"""Llama (arXiv 2302.13971, 2407.21783): the decoder from which the other families are derived."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from mizzen.gateway.text.stream import TextStream
 from mizzen.wire.client.stream import TokenLogprobs, logprob_entries
 
 ProgressCallback = Callable[[int, int], None]
-"""Function that receives the number of requests that a step finished, and the number of its new tokens."""
+"""Function called after each step with two numbers: the requests that finished, and the tokens generated."""
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class Batch:
             raise
 
     def _step(self) -> tuple[int, int]:
-        """Run a step; return the number of requests that it finished, and the number of its new tokens."""
+        """Run a step; return how many requests it finished, and how many tokens it generated."""
         output = self._engine.step(time.monotonic())
         finished: list[Finished] = []
         tokens = 0

@@ -33,9 +33,11 @@ if TYPE_CHECKING:
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 LARGE_GPU_PREFILL_TOKENS = 16384
-"""Default `prefill_chunk_tokens` on large GPUs. Larger steps are faster, and no client waits for a token."""
+"""Default `prefill_chunk_tokens` on large GPUs. Large steps increase throughput; the longer time between
+tokens does not matter, because no client waits for single tokens."""
 LARGE_GPU_BYTES = 64 << 30
-"""Minimum memory in bytes of a large GPU; `LARGE_GPU_PREFILL_TOKENS` in a step need a small part of it."""
+"""Minimum memory in bytes of a large GPU. A step of `LARGE_GPU_PREFILL_TOKENS` needs only a small part of
+it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +287,8 @@ class LLM:
     def _run_batch(self, entries: list[BatchEntry], progress: bool | None) -> None:
         """Run a batch to completion.
 
-        `progress` sets whether to show a progress bar; if None, only if standard error is a terminal.
+        `progress` sets whether to show a progress bar. If it is None, a bar is shown only if standard error
+        is a terminal.
         """
         batch = Batch(self.engine, entries, self.options.max_waiting_requests)
         if sys.stderr.isatty() if progress is None else progress:

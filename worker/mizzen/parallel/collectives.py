@@ -83,10 +83,10 @@ class Collectives(Protocol):
             ids: Ids to look up, int64 [rows].
             table: Rows of this rank, [any, columns], starting with the row of the id `shard.start`.
             shard: Ids whose rows this rank holds.
-            total: Number of ids of all ranks.
+            total: Total number of ids over all ranks.
 
         Returns:
-            The rows [rows, columns]; None, with nothing done, if the lookup is not supported.
+            The rows [rows, columns]. If the lookup is not supported, nothing is done, and the result is None.
         """
         ...
 

@@ -76,8 +76,8 @@ SIZES_BY_RANKS = {
         fused_two_shot=8192 * KIB,
     ),
 }
-"""Default maximum sizes by number of ranks: for messages of up to this size, `benchmarks/allreduce.py`
-measured that the method is the fastest."""
+"""Default maximum message sizes by number of ranks. Up to a method's maximum message size, the method was
+faster than the methods for larger messages, as measured by `benchmarks/allreduce.py`."""
 FORCED_SIZES = {
     "nccl": AllReduceSizes(),
     "one-shot": AllReduceSizes(one_shot=BUFFER_BYTES),
@@ -252,7 +252,7 @@ class CudaCollectives(NcclCollectives):
     def allocate_logits_buffer(
         self, rows: int, columns: int, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Allocate a logits buffer in peer memory; in plain memory if that is not available."""
+        """Allocate a logits buffer in peer memory, or in plain memory if peer memory is not available."""
         buffer = None
         if not torch.cuda.is_current_stream_capturing():
             buffers: LogitsBuffers | None = self._peer_kernel("logits", make_logits_buffers)

@@ -28,7 +28,7 @@ class LogitsBuffer:
 
 
 def is_aligned_shard(columns: int, element: int, shard: slice, rank: int, ranks: int) -> bool:
-    """Return whether `shard` is this rank's part if `columns` are divided equally, aligned to 16 bytes.
+    """Return whether `shard` is this rank's equal part of `columns`, and all parts are aligned to 16 bytes.
 
     `element` is the size of an element in bytes. All ranks get the same result. If the vocabulary is padded,
     the result is False: rank 0's shard is larger than an equal part, so all other shards start later.
@@ -94,7 +94,9 @@ def make_logits_buffers(memory: PeerMemory) -> LogitsBuffers | None:
 
 
 def check_writes_arrive(buffers: LogitsBuffers) -> bool:
-    """Run several trials; return whether rank 0 saw all that the ranks wrote to a buffer by GEMM and copy.
+    """Run several trials, in which all ranks write to a buffer; return whether all values reached rank 0.
+
+    In half of the trials, a GEMM writes the values; in the others, they are copied.
 
     Every rank runs all checks whatever their results, so that no rank waits for a rank that stopped early.
     All ranks get the same result.
@@ -124,7 +126,7 @@ def write_trial(
 ) -> bool:
     """Write this rank's columns of `expected` to rank 0's memory for `out`; return whether that succeeded.
 
-    With `multiply`, a GEMM writes the columns, otherwise a copy.
+    With `multiply`, a GEMM writes the columns; otherwise, they are copied.
     """
     rank_0_shard = buffers.map_shard(out, shard)
     if rank_0_shard is None:

@@ -91,7 +91,7 @@ class PeerMemory:
         return memory, handle
 
     def view_of_rank(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return a view of the start of a rank's buffer, with a shape and dtype."""
+        """Return a view, with the given shape and dtype, of the start of a rank's buffer."""
         return self._handle.get_buffer(rank, shape, dtype)
 
     def view_like(self, x: torch.Tensor) -> torch.Tensor:
@@ -114,13 +114,13 @@ def make_peer_memory(group: dist.ProcessGroup, device: torch.device, *, first: b
 
     Each operation is compared with NCCL, so that wiring that corrupts data is detected at start-up. `first`
     is True if this is the first group of this process. If it is False on any rank, there is no peer memory:
-    PyTorch keeps groups by name and numbers rendezvous per process, so ranks with different histories would
-    wait for each other forever.
+    PyTorch identifies a group by its name, and a rendezvous by a number that each process counts by itself,
+    so ranks with different histories would wait for each other forever.
     """
     if not true_on_all_ranks(first, group, device):
         log.warning(
-            "all-reduce uses only NCCL, which is slower: a process of this model had another tensor-parallel "
-            "model before; start new processes"
+            "all-reduce uses only NCCL, which is slower: a process of this group has already run another "
+            "tensor-parallel model; start new processes"
         )
         return None
     memory, fault = None, ""
@@ -129,7 +129,7 @@ def make_peer_memory(group: dist.ProcessGroup, device: torch.device, *, first: b
     except Exception as error:  # any type of error: drivers, containers and wiring raise their own
         fault = f"{type(error).__name__}: {error}"
     if not true_on_all_ranks(memory is not None, group, device):
-        log.warning("all-reduce uses only NCCL, as peer memory fails: %s", fault or "error on another rank")
+        log.warning("all-reduce uses only NCCL: peer memory fails: %s", fault or "error on another rank")
         return None
     if memory is None or not check_copies_arrive(memory, group, device):
         log.warning("all-reduce uses only NCCL: data that ranks write to peer memory does not arrive")

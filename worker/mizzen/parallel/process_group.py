@@ -64,7 +64,7 @@ FailureCheck = Callable[[], None]
 
 
 def open_store(config: RankConfig) -> dist.Store:
-    """Open the store at the rendezvous, which exchanges strings between ranks.
+    """Open the store at the rendezvous; ranks exchange strings through this store.
 
     Raises:
         ValueError: the rendezvous has neither of the forms that `RankConfig.rendezvous` describes.

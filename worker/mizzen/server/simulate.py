@@ -3,8 +3,8 @@
     python -m mizzen.server.simulate --model FOLDER --wire-bind tcp://127.0.0.1:5557 --step-milliseconds 5
 
 Tests of gateways, operators and clusters use it to choose the speed of an engine and to provoke failures. It
-serves the tokenizer of a model folder, which needs no weights. `SimulatedEngine` runs it in a thread of the
-test's own process.
+serves the tokenizer of a model folder; the folder need not contain weights. `SimulatedEngine` runs it in a
+thread of the test's own process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RANK_MODULE = "mizzen.server.ranks.simulated"
 class SimulatedEngine:
     """Simulated engine in a thread of this process, as a context manager.
 
-    Gateways connect to `endpoint`. `drain` and `stop` send the supervisor's commands.
+    Gateways connect to `endpoint`. `drain` and `stop` send the commands that a supervisor would send.
     """
 
     def __init__(self, config: SimulateConfig, limits: WireLimits | None = None) -> None:

@@ -63,8 +63,7 @@ class Supervisor:
         self._monitor = GroupMonitor(config, self._links) if self._links else None
         self._clock_gaps = ClockGapMeter()
         self._heartbeat = 0.0
-        """Time of the last iteration of rank 0's loop; each clock gap since then moves it forward by its
-        length."""
+        """Time of the last iteration of rank 0's loop, plus the lengths of all clock gaps since then."""
         self._ranks: list[RankProcess] = []
         self._exit: ExitReason | None = None
         self._draining = False
@@ -165,7 +164,7 @@ class Supervisor:
             rank.send_command(ControlCommand.END)
 
     def _profile(self) -> None:
-        """Make rank 0 take a trace, by forwarding SIGUSR2; do not forward it if it would kill the rank."""
+        """Make rank 0 take a trace, by forwarding SIGUSR2, unless the signal would kill the rank."""
         if not self._is_leader or not self._config.profile or self._phase() < Phase.SERVING:
             log.warning(
                 "SIGUSR2 ignored: a trace needs a serving engine that was started with --profile FOLDER"
@@ -305,10 +304,10 @@ def _write_termination_message(config: EngineConfig, message: str) -> None:
 
 
 def _node_group(config: EngineConfig, now: float) -> NodeGroup | None:
-    """Connect to the other nodes of a configuration; return None for a single node.
+    """Return this node's connection to the other nodes, or None if the configuration has a single node.
 
     Raises:
-        ValueError: an endpoint cannot be bound or needs keys.
+        ValueError: an endpoint cannot be bound, or it needs keys and none are configured.
     """
     if config.nodes == 1:
         return None
@@ -319,9 +318,9 @@ def _node_group(config: EngineConfig, now: float) -> NodeGroup | None:
 def run_engine(config: EngineConfig, rank_module: str = RANK_MODULE) -> int:
     """Run an engine in the foreground until it exits; return the exit code.
 
-    The code is 0 after a drain; 1 after a failure; 2 for an invalid configuration; 3 if a device is lost, so
-    that a restart on the same device does not help; 128 + n if a second signal, n, ended the engine at once.
-    For all codes except 0, the log and the termination message contain the reason.
+    The code is 0 after a drain; 1 after a failure; 2 for an invalid configuration; 3 if a device is lost (a
+    restart on the same device would not help); 128 + n if a second signal, with number n, ended the engine at
+    once. For all codes except 0, the log and the termination message contain the reason.
     """
     set_up_logging(process="supervisor")
     try:

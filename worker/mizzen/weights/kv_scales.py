@@ -1,9 +1,9 @@
 """Folds a checkpoint's scales for an 8-bit KV cache into the weights around the cache.
 
-A scale is a divisor of the keys or values in the cache. It is folded into weights so that kernels need no
-scales. For a key scale, the weights that produce keys are divided by it, and the weights that produce queries
-are multiplied by it. For a value scale, the weights that produce values are divided by it, and the output
-projection is multiplied by it. Scales are rounded up to powers of two, so that the weights are scaled
+The cache holds keys and values that have been divided by scales. The scales are folded into weights, so that
+kernels need no scales. The weights that produce keys are divided by the key scale, and the weights that
+produce queries are multiplied by it. The weights that produce values are divided by the value scale, and the
+output projection is multiplied by it. Scales are rounded up to powers of two, so that the weights are scaled
 exactly. The rounding costs no precision in the cache: e4m3 is a floating-point format, so a power of two only
 shifts its range.
 """

@@ -49,7 +49,8 @@ def checkpoint_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a model folder: those in the index, or the single file.
 
     Raises:
-        WeightsError: the folder has neither of them, or the index is invalid or names missing files.
+        WeightsError: the folder has neither an index nor the single file, or the index is invalid or names
+            missing files.
     """
     index = folder / INDEX
     if not index.exists():
@@ -201,7 +202,8 @@ def check_tensor(path: Path, source: Any, target: WeightTarget) -> None:
 def fill_dummy(targets: Iterable[WeightTarget], *, seed: int, progress: ProgressCallback) -> None:
     """Fill every target with random values, which depend only on the seed and on the tensor's name and shape.
 
-    A shard gets the values that the full tensor would have there, so all ranks together hold one model.
+    A shard gets the values that the full tensor would have at the shard's position, so all ranks together
+    hold one model.
     `progress` is called after each target.
     """
     all_targets = list(targets)

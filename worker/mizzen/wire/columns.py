@@ -1,4 +1,6 @@
-"""Packs a step's output into columns per gateway, without a Python object per token, and unpacks columns."""
+"""Packs a step's output into columns, one set per gateway, and unpacks such columns.
+
+Packing creates no Python object per token."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def _pair(folder: Path, name: str) -> KeyPair:
 
 
 def load_ring(folder: Path, side: str, *, peers: bool = True) -> KeyRing:
-    """Read the keys of `side` ("engine" or "gateway"); during a key rotation, these are two generations.
+    """Read the keys of `side` ("engine" or "gateway"); during a key rotation, read both generations.
 
     Args:
         folder: folder that contains the key files.

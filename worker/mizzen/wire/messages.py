@@ -168,7 +168,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     stop_token: int | None = None
     message: str = ""
     first_token_seconds: float = 0.0
-    """Seconds from the arrival in the engine to the first token; 0 if no token was generated."""
+    """Seconds from the request's arrival in the engine to its first token; 0 if no token was generated."""
     at_fault: bool = False
     """Whether the request itself caused the error, so that sending it to another engine would not help."""
 
@@ -259,8 +259,8 @@ class Stats(WireMessage, frozen=True):
     draining: bool
     steps: int
     patience_seconds: float = 0.0
-    """Seconds without a completed step after which the engine must be hanging, estimated from the durations
-    of past steps; 0 if unknown."""
+    """Seconds without a completed step after which the engine counts as hung, estimated from the durations of
+    past steps; 0 if unknown."""
 
 
 class Blocks(WireMessage, frozen=True):

@@ -175,9 +175,10 @@ class KvManager:
         return pages
 
     def free(self, release: DeferredFree) -> None:
-        """Free a request's slot and pages, or only duplicate pages, which no step in flight may use.
+        """Free a request's slot and pages, or only duplicate pages.
 
-        The request's full pages whose token ids are known go to the prefix cache.
+        The caller must ensure that no step in flight still uses them. A request's full pages whose token
+        ids are known go to the prefix cache.
         """
         slot, node = release.slot, release.node
         if node is not None:

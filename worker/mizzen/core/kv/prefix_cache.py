@@ -16,7 +16,7 @@ from mizzen.core.request import Int32
 
 
 class PrefixCache(Protocol):
-    """Interface of a prefix cache; `RadixTree` says more about each method."""
+    """Interface of a prefix cache; `RadixTree` documents the methods in more detail."""
 
     evictable: int
     """Number of pages in unlocked nodes."""

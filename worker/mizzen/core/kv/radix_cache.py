@@ -28,7 +28,8 @@ class CachedPrefix(NamedTuple):
     last_node: RadixNode | None
     """Last node whose tokens all match; None if the tree has no root for the salt."""
     partial_node: RadixNode | None
-    """Child of `last_node` whose first pages match, but not all of them; None if there is no such child."""
+    """Child of `last_node` that matches in part: its first pages match, but its last ones do not. None if
+    there is no such child."""
     pages: int
     """Number of cached pages."""
 

@@ -1,4 +1,4 @@
-"""A node of the prefix cache's radix tree; a module of its own, because many modules need the type."""
+"""A node of the prefix cache's radix tree; it has its own module, because many modules need the type."""
 
 from __future__ import annotations
 

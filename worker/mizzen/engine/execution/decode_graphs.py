@@ -191,7 +191,7 @@ class DecodeGraphs:
         log.info("captured %d decode graphs in %.1f s", self.graph_count, seconds)
 
     def run_kernels_once(self) -> None:
-        """Run each kernel that may follow a replay on a padding row, because its first run is slow."""
+        """Run each kernel that may follow a replay once, on a padding row, because its first run is slow."""
         from mizzen.kernels.sampling.bitmask import mask_tokens
 
         device, vocab = self.inbox.device, self.logits.shape[1]

@@ -33,7 +33,7 @@ class BatchLayout:
 
     @classmethod
     def from_plan(cls, plan: StepPlan, state: SlotState) -> BatchLayout:
-        """Create the layout of a plan's batch, after `plan.starts` have been applied to `state`."""
+        """Create the layout of a plan's batch; `plan.starts` must already have been applied to `state`."""
         decode = plan.decode.astype(np.int64)
         lengths = state.lengths[decode].astype(np.int64)
         if not plan.prefill:

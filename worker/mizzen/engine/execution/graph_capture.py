@@ -1,4 +1,4 @@
-"""Capture of a CUDA graph, for decode, prefill and logprob graphs."""
+"""Captures a CUDA graph; used for decode, prefill and logprob graphs."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from mizzen.parallel.collectives import Collectives
 SIZES = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Batch sizes up to 256 for which length-aware graphs are captured."""
 LARGE_SIZE_STEP = 128
-"""Distance between the larger batch sizes for which length-aware graphs are captured."""
+"""Above the largest of `SIZES`, length-aware graphs are captured for multiples of this batch size."""
 
 
 def length_split_sizes(sizes: list[int]) -> list[int]:

@@ -51,8 +51,8 @@ MAX_GRAPH_TOKENS = 4096
 def token_sizes(largest: int) -> list[int]:
     """Return the token counts to capture, from 16 to `largest`.
 
-    The distance from a count to the next one is a quarter of the largest power of two up to the count (an
-    eighth from 256 on), but at least 16.
+    The count after n is larger by a quarter of the largest power of two that is at most n (by an eighth of it
+    if n is 256 or more), but by at least 16. The last count is `largest`.
     """
     sizes, size = [], 16
     while size < largest:
@@ -65,9 +65,10 @@ def token_sizes(largest: int) -> list[int]:
 def max_profitable_tokens(config: ModelConfig, most: int) -> int:
     """Return the largest token count, at most `most`, for which a graph is faster than eager launches.
 
-    This is twice the number of tokens for which the GPU's work takes as long as the host's launches. Beyond
-    that number, graphs still help after a short step, because the GPU then waits for the first launches. The
-    result is rounded up to a multiple of 128 tokens, and never exceeds `MAX_GRAPH_TOKENS`.
+    The estimate is twice the number of tokens for which the GPU's work takes as long as the host's launches.
+    It is doubled because a graph with more tokens still helps after a short step: without the graph, the GPU
+    would wait for the first launches. It is rounded up to a multiple of 128 tokens, and limited to
+    `MAX_GRAPH_TOKENS`.
     """
     attention = config.hidden_size * config.head_dim * (2 * config.heads + 2 * config.kv_heads)
     layer = attention + 3 * config.hidden_size * config.intermediate_size
@@ -82,7 +83,7 @@ class PackedLayout:
     tokens: int
     """Number of tokens of the graph."""
     sequences: int
-    """Maximum number of sequences of requests; a padding sequence is added."""
+    """Maximum number of sequences in a batch, not counting the padding sequence."""
 
     @property
     def section_sizes(self) -> tuple[int, ...]:
@@ -223,7 +224,7 @@ class PrefillGraphs:
         )
 
     def __call__(self, plan: StepPlan, layout: BatchLayout) -> torch.Tensor:
-        """Replay the forward pass of a plan, after its page writes and starts have been applied.
+        """Replay the forward pass of a plan; its page writes and starts must already have been applied.
 
         Returns:
             Logits [samples, vocab], valid until the next replay in stream order.

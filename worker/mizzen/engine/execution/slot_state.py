@@ -18,8 +18,8 @@ from mizzen.engine.uploader import MirroredArray, Uploader
 from mizzen.parallel.collectives import SINGLE_RANK, Collectives
 
 MIN_TEMPERATURE = 1e-6
-"""Minimum to which positive temperatures are raised; logits divided by it stay finite, and sampling is in
-effect greedy."""
+"""Smaller positive temperatures are raised to this value. Logits divided by it stay finite, and sampling is
+in effect greedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class SlotState:
         self.logits_params = LogitsParamsTable(slots, vocab, upload)
 
     def synced_last_tokens(self) -> torch.Tensor:
-        """Return the last tokens, int64 [slots], after a broadcast from rank 0, which alone samples.
+        """Return the last tokens, int64 [slots], after a broadcast from rank 0, the only rank that samples.
 
         Every step with decodes calls it once, before it reads the last tokens. Collective.
         """

@@ -124,9 +124,9 @@ class StepExecutor:
         )
 
     def hidden_rows(self, layout: BatchLayout, read_rows: Int64 | None = None) -> torch.Tensor | None:
-        """Return the rows whose hidden states are needed: rows to sample, then rows for prompt outputs.
+        """Return the indices of the rows whose hidden states are needed, int64 [n] on the device.
 
-        Returns int64 [n] on the device, or None if all rows are needed.
+        The rows to sample come first, then the rows for prompt outputs. None means that all rows are needed.
         """
         if layout.sample_rows is None:
             return None

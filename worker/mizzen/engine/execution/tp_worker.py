@@ -19,7 +19,7 @@ from mizzen.parallel.process_group import RankGroup
 PLAN_WAIT_SECONDS = 0.5
 """Maximum time that a follower waits for a plan before it signals its heartbeat again."""
 CPU_POLL_SECONDS = 0.0005
-"""Pause between two checks for failed ranks while rank 0 waits for a step on CPU; on CUDA it is 0."""
+"""Pause between two checks for failed ranks while rank 0 waits for a step on CPU; no pause on CUDA."""
 FAILED_RANK_SECONDS = 1.0
 """Time for which rank 0 checks, after a failed step, whether another rank failed and caused the error."""
 MAX_FOLLOWER_STEPS = 8
@@ -82,7 +82,7 @@ class FollowerRanks:
     """Raises an error if a follower has failed; rank 0 calls it while it waits for a step. If None, another
     process must watch the ranks and end this process."""
     launch_guard: AbstractContextManager[None] = field(default_factory=nullcontext)
-    """Context manager around each launch, because a launch may never return if a follower is gone."""
+    """Context manager around each launch; it handles launches that block because a follower is gone."""
 
     def make_runner(self, runner: Runner, group: RankGroup) -> LeaderRunner:
         """Wrap rank 0's runner so that its plans also go to the followers; call it after warm-up."""

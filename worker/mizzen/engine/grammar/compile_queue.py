@@ -29,7 +29,7 @@ class CompileQueue(Generic[T]):
     def __init__(self) -> None:
         self._tenants: dict[int, _TenantQueue[T]] = {}
         self._level = 0.0
-        """Used seconds of the tenant served last."""
+        """Value of `used`, in seconds, of the tenant served last."""
 
     def add_waiter(self, tenant: int, item: T) -> None:
         """Add an item to the queue of a tenant, unless it is already there."""
@@ -65,8 +65,8 @@ class CompileQueue(Generic[T]):
     def newest_of_largest(self, tenant: int) -> T | None:
         """Return the item to remove if the queue is full and `tenant` adds one.
 
-        It is the newest item of the tenant with the most items. Returns None if `tenant` would have at least
-        as many items after adding one.
+        It is the newest item of the tenant with the most items. Returns None if `tenant`, with one more item,
+        would have at least as many as that tenant.
         """
         largest = max(self._tenants, key=lambda name: len(self._tenants[name].items), default=tenant)
         own_count = len(self._tenants[tenant].items) if tenant in self._tenants else 0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder
 
 OVERHEAD_BYTES = 4096
-"""Assumed size, in bytes, of a cache entry without the compiled grammar and its text."""
+"""Assumed size, in bytes, of a cache entry, excluding the compiled grammar and its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class GrammarCompiler:
         """Make room for `tenant` in a lane: reject a grammar of the tenant with the most waiting grammars.
 
         The newest waiting grammar of that tenant is rejected. Returns False, without rejecting a grammar, if
-        `tenant` would have at least as many itself after adding one.
+        `tenant`, with one more waiting grammar, would have at least as many as that tenant.
         """
         with self._lock:
             task = lane.queue.newest_of_largest(tenant)

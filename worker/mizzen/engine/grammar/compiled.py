@@ -23,5 +23,5 @@ class CompiledGrammar(Grammar):
         return Grammar, (self.kind, self.text)
 
     def for_request(self, rid: int) -> CompiledGrammar:
-        """Return a copy of this grammar for a request; both share the compiled form."""
+        """Return a copy of this grammar for a request; the copy shares its compiled form."""
         return CompiledGrammar(self.kind, self.text, self.compiled, rid)

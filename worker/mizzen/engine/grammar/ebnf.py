@@ -1,6 +1,6 @@
 """Converts a JSON schema to EBNF rules that keep the token bitmask unchanged while a string is generated.
 
-A bitmask that does not change need not be computed again (see `matchers`). `xgrammar_backend` calls this.
+A bitmask that does not change need not be computed again (see `matchers`). Called by `xgrammar_backend`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REWRITTEN_PREFIXES = {
     'basic_array_items ::= ((", " basic_any))': 'basic_array_items ::= (("," basic_any))',
     'basic_object_properties ::= ((", " basic_string': 'basic_object_properties ::= (("," basic_string',
 }
-"""Replacements for the beginnings of some rules that the compiler generates, by original text."""
+"""Maps the beginnings of some rules that the compiler generates to the texts that replace them."""
 
 
 def json_schema_to_ebnf(schema: str) -> str:

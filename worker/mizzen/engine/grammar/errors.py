@@ -12,4 +12,4 @@ class CompilerUnavailable(RuntimeError):
 
 
 class CompileTimeout(RuntimeError):
-    """A compilation took longer than its time limit, and may be tried again with a higher one."""
+    """A compilation took longer than its time limit, and may be tried again with a higher limit."""

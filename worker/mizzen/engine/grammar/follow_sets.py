@@ -5,8 +5,8 @@ characters may follow the rule, it has to match such tokens against every open r
 bitmask: thousands of tokens at some microseconds each, even for a rule as simple as a word of at most twelve
 letters. The compiler itself finds followers only of rules that are referenced once, in the middle of another
 rule. So this module computes the textbook FOLLOW sets from the compiler's serialized grammar, and adds them
-to all other rules as lookaheads. They only exclude tokens that could not match anyway, so bitmasks do not
-change.
+to all other rules as lookaheads. Lookaheads exclude only tokens that could not match anyway, so bitmasks do
+not change.
 
 Only sets of ASCII characters are added, because a token may contain part of any other character.
 """
@@ -33,13 +33,13 @@ NON_ASCII = 1 << 128
 ASCII = NON_ASCII - 1
 ANY_CHARACTER = NON_ASCII | ASCII
 ZERO_BYTE = 1
-"""Set that contains only the zero byte; it replaces the empty set, because the compiler rejects that.
+"""Set that contains only the zero byte; it replaces the empty set, which the compiler rejects.
 
-So the tokens that are still matched are only those with a zero byte after the end of the rule."""
+Then a token may extend beyond the end of the rule only if its first byte after that end is zero."""
 
 
 class ExpressionKind(enum.IntEnum):
-    """Kind of a grammar expression, with the number that the compiler uses."""
+    """Kinds of grammar expressions; each value is the compiler's number for the kind."""
 
     BYTES = 0
     CLASS = 1
@@ -96,7 +96,7 @@ def add_lookaheads(grammar: xgrammar.Grammar) -> str:
 
 
 def normalize_grammar(grammar: xgrammar.Grammar) -> xgrammar.Grammar:
-    """Return a grammar with the compiler's optimized rules, in which repetitions are expanded.
+    """Return a grammar with its rules as the compiler optimizes them; repetitions are expanded.
 
     The optimized rules are converted to text and parsed again, because the compiler's object also holds a
     large automaton for each rule.

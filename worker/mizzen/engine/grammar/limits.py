@@ -14,9 +14,9 @@ class GrammarLimits:
     nesting: int = 64
     """Maximum depth of objects and lists in a schema or structural tag."""
     compile_seconds: float = 10.0
-    """Maximum wall time of a compilation."""
+    """Maximum wall time of a compilation, in seconds."""
     quick_seconds: float = 1.0
-    """Wall time after which a compilation moves to the slow lane, so that it does not delay others."""
+    """Wall time in seconds after which a compilation moves to the slow lane, so as not to delay others."""
     busy_quick_seconds: float = 0.25
     """Value that replaces `quick_seconds` while more than `busy_queue_length` grammars wait."""
     busy_queue_length: int = 8
@@ -26,16 +26,16 @@ class GrammarLimits:
     compile_bytes: int = 1 << 30
     """Maximum memory of a compilation in bytes, not counting the vocabulary."""
     compiled_bytes: int = 128 << 20
-    """Maximum memory of a compiled grammar."""
+    """Maximum memory of a compiled grammar, in bytes."""
     workers: int = 2
     """Number of concurrent compilations in the quick lane."""
     max_waiting: int = 256
     """Maximum number of grammars that wait or are being compiled, in both lanes together."""
     cache_bytes: int = 512 << 20
-    """Maximum memory of all cached compiled grammars."""
+    """Maximum memory of all cached compiled grammars together, in bytes."""
     max_rejections: int = 1024
     """Maximum number of rejected grammars that are remembered with their errors."""
     start_seconds: float = 120.0
-    """Maximum start-up time of the sandbox process."""
+    """Maximum start-up time of the sandbox process, in seconds."""
     mask_seconds: float = 0.1
-    """Maximum CPU time to fill one row's bitmask or to match one token; a request that takes longer fails."""
+    """Maximum CPU seconds to fill a row's bitmask or to match a token; a request that takes longer fails."""

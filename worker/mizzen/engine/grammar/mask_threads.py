@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 MIN_HELPER_SECONDS = 0.0001
-"""Minimum work per woken thread, in seconds; handing the work over and waiting for it costs half of this."""
+"""Minimum work per woken thread, in seconds; to hand work to a thread and await it costs half as much."""
 BATCH_SECONDS = 0.00005
 """Intended duration of a batch in seconds.
 

@@ -33,7 +33,7 @@ UNCONSTRAINED = "free"
 SCANNED_WORDS = 64
 """Number of leading mask words to check first for an allowed token; nearly all masks have one there."""
 TIMED_STEPS = 16
-"""Number of steps in which each row is timed after a slow step, to find the slow request."""
+"""Number of steps after a slow step in which each row is timed separately, to find the slow request."""
 
 WaitForTokens = Callable[[], NDArray[Any]]
 """Waits for the tokens of a step, and returns them, [rows]."""
@@ -98,7 +98,7 @@ class GrammarMasks:
         """
         tail_bits = vocab_size % 32
         self._last_word_bits = np.int32((1 << tail_bits) - 1 if tail_bits else ALL_TOKENS)
-        """Last mask word with only those bits set that stand for tokens of the vocabulary."""
+        """Value of the last mask word if all tokens are allowed; bits without a token are 0."""
         self._bitmasks = TokenBitmasks(vocab_size, upload.device)
         self._counts = counts
         self._limits = limits or GrammarLimits()
@@ -108,7 +108,7 @@ class GrammarMasks:
         self._unread_steps: deque[tuple[list[tuple[int, RequestMatcher]], WaitForTokens]] = deque()
         """Launched steps whose tokens are not matched yet.
 
-        Each has its rows with their matchers, and a function that waits for the tokens."""
+        Each entry holds the rows of a step with their matchers, and a function that waits for the tokens."""
         self._failures: deque[tuple[CompiledGrammar, str]] = deque()
         self._threads: MaskThreads[tuple[int, RequestMatcher]] = MaskThreads(threads)
         self._timed_steps_left = 0

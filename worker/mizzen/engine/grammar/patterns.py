@@ -22,7 +22,7 @@ def check_pattern(pattern: str, *, quoted: bool) -> None:
 
 
 def exclude_line_ends(pattern: str) -> str:
-    """Replace the dots in a pattern, so that they do not match line ends (CR and LF); return the result."""
+    """Return a pattern with each dot replaced by a character class that excludes line ends (CR and LF)."""
     return "".join(
         r"[^\n\r]" if piece == "." and not inside else piece for piece, inside in split_pattern(pattern)
     )

@@ -1,4 +1,4 @@
-"""Holds requests until their grammars are compiled, before they go to the scheduler.
+"""Holds requests until their grammars are compiled; only then do the requests go to the scheduler.
 
 `Engine` submits requests with a grammar here, and passes every `Finished` through `finalize`.
 """

@@ -27,7 +27,7 @@ from mizzen.engine.grammar.errors import GrammarError
 from mizzen.engine.grammar.patterns import check_pattern
 
 EXCLUSIVE_KEYWORDS = (*CHOICES, "enum", "const")
-"""Keywords that exclude each other and all other constraints, except `type` next to `enum` or `const`."""
+"""Keywords beside which a schema may have no other constraint, except `type` beside `enum` or `const`."""
 CONSTRAINTS = ("type", *EXCLUSIVE_KEYWORDS, *STRUCTURE)
 """All keywords that constrain values."""
 
@@ -146,7 +146,7 @@ class SchemaChecker:
                     raise keyword_error(path, keyword, f"holds {entry!r}, which is not of the type beside it")
 
     def check_disjoint(self, path: str, schemas: list[Any]) -> None:
-        """Check that no value can conform to two schemas, because `oneOf` is enforced as `anyOf`."""
+        """Check that no value can conform to two of the schemas: the compiler treats `oneOf` as `anyOf`."""
         for first, second in combinations([self.resolve_ref(schema) for schema in schemas], 2):
             if not are_disjoint(first, second):
                 text = "is only enforced if its schemas differ in type or in a required constant: use anyOf"

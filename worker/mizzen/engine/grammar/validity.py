@@ -1,4 +1,4 @@
-"""Finds errors and excessive costs of a grammar, by compiling it and following it for some tokens.
+"""Finds errors and excessive costs of a grammar: compiles it, and matches some random tokens against it.
 
 Runs in child processes of the sandbox.
 """
@@ -16,17 +16,17 @@ from mizzen.engine.grammar.limits import GrammarLimits
 from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder
 
 WALKED_TOKENS = 24
-"""Number of tokens for which a grammar is followed; most slow grammars are slow from the first token."""
+"""Maximum number of tokens that are matched as a test; most slow grammars are slow from the first token."""
 OUT_OF_MEMORY_SIGNS = ("bad_alloc", "Cannot allocate memory", "Resource temporarily unavailable")
 """Parts of compiler error messages that indicate a lack of memory, including memory for a thread."""
 
 
 def walk_grammar(compiled: xgrammar.CompiledGrammar, vocab_size: int, limits: GrammarLimits) -> None:
-    """Follow a grammar for up to WALKED_TOKENS random allowed tokens.
+    """Match up to WALKED_TOKENS tokens against a grammar, each chosen at random from the allowed tokens.
 
     Raises:
-        GrammarError: No text conforms to the grammar, the model's tokens cannot express one, or filling a
-            bitmask takes too long.
+        GrammarError: No text conforms to the grammar, its texts cannot be written in the model's tokens, or
+            filling a bitmask takes too long.
     """
     matcher, rng = xgrammar.GrammarMatcher(compiled), np.random.default_rng(0)
     bits = np.empty((1, -(-vocab_size // 32)), np.int32)

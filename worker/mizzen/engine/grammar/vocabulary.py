@@ -37,7 +37,7 @@ def read_vocabulary(folder: Path, vocab_size: int) -> list[bytes]:
     by their ids.
 
     Raises:
-        GrammarError: The folder has no tokenizer.json, or it cannot be read.
+        GrammarError: The folder has no tokenizer.json, or the file cannot be read.
     """
     path = folder / "tokenizer.json"
     try:

@@ -90,8 +90,8 @@ class GrammarBuilder:
                 interpreter lock.
 
         Raises:
-            GrammarError: The grammar is invalid, or contains something that is not enforced. The message
-                names it.
+            GrammarError: The grammar is invalid, or contains something that would not be enforced. The
+                message names the problem.
         """
         if checked_rules is None:
             return self.check_and_compile(grammar)[0]
@@ -110,8 +110,8 @@ class GrammarBuilder:
             lookahead was added).
 
         Raises:
-            GrammarError: The grammar is invalid, or contains something that is not enforced. The message
-                names it.
+            GrammarError: The grammar is invalid, or contains something that would not be enforced. The
+                message names the problem.
         """
 
         def work() -> tuple[xgrammar.CompiledGrammar, str]:
@@ -199,7 +199,7 @@ def replace_compact_schemas(tag: Any) -> Any:
 
 
 def bound_strings_by_pattern(tag: Any) -> Any:
-    """Return a structural tag in whose schemas limits on string lengths are replaced by patterns.
+    """Return a structural tag with the limits on string lengths in its schemas replaced by patterns.
 
     The compiler's own rules for lengths would allow control characters in strings. These characters cannot
     be removed from the vocabulary here, because structural tags allow whitespace between JSON tokens.

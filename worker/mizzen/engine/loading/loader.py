@@ -55,7 +55,7 @@ ReportPhase = Callable[[str], None]
 MAX_MASK_THREADS = 12
 """Maximum number of threads that fill token bitmasks, unless `EngineOptions.mask_threads` is set."""
 TokenMaskFactory = Callable[[ModelConfig, tuple[int, ...], Uploader], TokenMasks | None]
-"""Creates token bitmasks from a model's config, end tokens and an uploader; None on ranks other than 0."""
+"""Creates token bitmasks from a model's config, end tokens and an uploader; returns None on ranks above 0."""
 
 
 class StartupPhases:
@@ -101,7 +101,7 @@ def load_model(
     Args:
         options: Engine options.
         phases: Measures and reports the start-up phases.
-        progress: Called with (done, total): first in bytes of loaded weights, later in captured graphs.
+        progress: Called with (done, total): bytes while weights load, later graphs while they are captured.
         delay: Seconds to delay each step; for tests, on CPU only.
         join: Waits for all ranks and returns their process group; None for a single rank.
         make_masks: Creates the token bitmasks.
@@ -260,7 +260,7 @@ def load_engine(
     Args:
         options: Engine options.
         report: Called with the name of each phase as it begins: config, weights, kv, graphs (cuda), warmup.
-        progress: Called with (done, total): first in bytes of loaded weights, later in captured graphs.
+        progress: Called with (done, total): bytes while weights load, later graphs while they are captured.
         delay: Seconds to delay each step; for tests, on CPU only.
         compiler: Grammar compiler that several engines of the same model share; the caller closes it. By
             default the engine creates its own.
@@ -310,7 +310,7 @@ def load_follower(
         options: Engine options.
         join: Waits for all ranks and returns their process group.
         report: Called with the name of each phase as it begins, as in `load_engine`.
-        progress: Called with (done, total): first in bytes of loaded weights, later in captured graphs.
+        progress: Called with (done, total): bytes while weights load, later graphs while they are captured.
 
     Raises:
         ValueError: An option, config.json or the checkpoint is wrong, or memory is short.

@@ -139,7 +139,7 @@ DEFAULT_ADVICE = (
 
 
 def memory_shortage(phase: str, error: BaseException) -> MemoryShortage:
-    """Return the error to raise, with a remedy, if a start-up phase ran out of GPU memory with `error`."""
+    """Return the error, with a remedy, to raise after a phase failed with the out-of-memory error `error`."""
     return MemoryShortage(
         f"the GPU has too little memory ({phase}): {ADVICE_BY_PHASE.get(phase, DEFAULT_ADVICE)} ({error})"
     )
@@ -153,7 +153,7 @@ def rank_memory(memory: DeviceMemory, options: EngineOptions) -> DeviceMemory:
 
 
 def min_pages_over_ranks(pages: list[int], free: list[int] | None) -> int:
-    """Return the number of KV pages that every rank uses: the smallest number that fits on any rank.
+    """Return the number of KV pages that each rank uses: as many as fit on the rank with the least space.
 
     Args:
         pages: Number of pages that fit on each rank.

@@ -153,7 +153,7 @@ def measure_need(
     group: RankGroup | None,
     make_step: Callable[[int], StepExecutor],
 ) -> MemoryNeed:
-    """Return `need` with measured bytes for the largest step, and with the bytes of graphs added to these.
+    """Return `need` with measured bytes of the largest step, to which the bytes of graphs are added.
 
     With a single rank on a GPU, the step is measured with a temporary KV cache. On CPU or with several
     ranks, the estimate in `need` is kept. The memory of graphs is always an estimate.
@@ -186,7 +186,7 @@ def measure_need(
 def fit_pages_on_ranks(
     options: EngineOptions, context: int, need: MemoryNeed, device: torch.device, group: RankGroup | None
 ) -> int:
-    """Return the number of KV pages that fit on every rank; collective if there are several.
+    """Return the number of KV pages that fit on every rank; a collective call if there are several ranks.
 
     Raises:
         MemoryShortage: No page fits, or the free memory of the ranks differs too much.

@@ -63,7 +63,7 @@ def make_decode_graphs(options: EngineOptions, step: StepExecutor) -> DecodeGrap
 
 
 def gemm_row_counts(decode: DecodeGraphs | None, prefill: PrefillGraphs | None) -> set[int]:
-    """Return the row counts of GEMMs in the graphs: numbers of tokens, and of rows that prefill samples."""
+    """Return the row counts of GEMMs in the graphs: numbers of tokens, and of rows sampled in prefill."""
     counts = set(decode.sizes) if decode else set()
     if prefill:
         counts.update(prefill.sizes, (min(size, prefill.max_sequences) for size in prefill.sizes))
@@ -109,7 +109,8 @@ def warm_up(runner: Runner, config: ModelConfig) -> None:
     """Run prompts and decodes, so that the first request does not wait for lazy loading or compilation.
 
     The steps use page 0 and slot 0, which no request holds yet. The first steps use filters, penalties and
-    log probabilities, whose kernels would otherwise be compiled while serving; the last two are plain.
+    log probabilities, whose kernels would otherwise be compiled at the first request that needs them; the
+    last two steps are plain.
     """
     prompt = np.zeros(1, np.int32)
     chunk = PrefillChunk(slot=0, start=0, tokens=prompt, last=True)

@@ -28,8 +28,8 @@ def captured_row_counts(largest: int) -> list[int]:
 class LogprobGraphs:
     """Computes the log probabilities of decode steps; used from one thread and in one stream.
 
-    It replays a graph if no row requests log probabilities of tokens by id, and no row's logits are processed
-    except by penalties. Otherwise it launches the kernels one by one.
+    It replays a graph if no row requests log probabilities of tokens by id, and no row's logits need any
+    processing except penalties. Otherwise it launches the kernels one by one.
     """
 
     def __init__(self, logits: torch.Tensor, tokens: torch.Tensor, penalties: GraphPenalties) -> None:

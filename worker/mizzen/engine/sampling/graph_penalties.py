@@ -41,7 +41,7 @@ class GraphPenalties:
         return self._values.device
 
     def rows_in_graph(self, slots: Int64, excluded: Int64) -> Int64:
-        """Return the batch rows whose only processing is penalties; a sampling kernel can apply penalties.
+        """Return the batch rows that need no processing except penalties, which a sampling kernel can apply.
 
         Args:
             slots: Slot of each batch row, int64 [rows].

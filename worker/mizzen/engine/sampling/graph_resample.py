@@ -100,7 +100,7 @@ class Resampler:
         return self.upload(rows) if len(rows) else None
 
     def resample_filtered(self, decode: Int32, positions: Int32) -> None:
-        """Resample the rows with filters, which replaces their tokens.
+        """Resample the rows with filters, and replace their tokens.
 
         Args:
             decode: Slot of each batch row, int32 [rows].

@@ -189,7 +189,7 @@ class BatchLogitsParams:
     logprobs: LogprobRows | None
     """Batch rows that report log probabilities; None if no row does."""
     valid_steps: int
-    """Number of steps for which these params are valid: until a ban of end tokens expires."""
+    """Number of steps for which these params are valid; after them, a ban of end tokens expires."""
 
     @property
     def only_masks(self) -> bool:
@@ -307,13 +307,13 @@ class BatchLogitsBuilder:
         )
 
     def upload_bans(self, parts: list[tuple[int, Int64]]) -> LogitEntries | None:
-        """Upload tokens to ban, given as (row, token ids); return None without a token to ban."""
+        """Upload tokens to ban, given as (row, token ids); return None if there is no such token."""
         return self.upload_entries(
             [(row, ids, np.full(len(ids), BANNED_LOGIT, np.float32)) for row, ids in parts]
         )
 
     def upload_entries(self, parts: list[tuple[int, Int64, NDArray[Any]]]) -> LogitEntries | None:
-        """Upload logits to change, given as (row, token ids, values); return None without a logit."""
+        """Upload logits to change, given as (row, token ids, values); return None if no logit changes."""
         parts = [part for part in parts if len(part[1])]
         if not parts:
             return None

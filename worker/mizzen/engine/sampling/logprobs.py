@@ -1,6 +1,6 @@
 """Log probabilities of sampled tokens: the rows that report them, and their computation.
 
-The sampler calls `compute_logprobs` after sampling. After decode graphs, the same kernels run in graphs
+The sampler calls `compute_logprobs` after sampling. After a decode graph, the same kernels run in a graph
 (`mizzen.engine.sampling.graph_logprobs`).
 """
 
@@ -31,7 +31,7 @@ class LogprobRows:
     requests: tuple[LogprobRequest, ...]
     """Request of each reporting row, in order."""
     max_top_logprobs: int
-    """Largest of the rows' numbers of most probable tokens to report."""
+    """Largest `top_logprobs` of all requests."""
     token_ids: torch.Tensor | None
     """Token ids that each reporting row requests, int64 [reporting rows, n] on the device, padded with 0."""
     model_rows: torch.Tensor | None

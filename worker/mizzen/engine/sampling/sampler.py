@@ -169,7 +169,7 @@ def process_logits(
 
 
 def set_logits(logits: torch.Tensor, entries: LogitEntries) -> None:
-    """Set single logits, in place."""
+    """Set individual logits, in place."""
     logits[entries.rows, entries.ids] = entries.values
 
 

@@ -159,7 +159,7 @@ SlotRequest = tuple[int, int]
 """A slot, and the number of its request among all requests that the slot has had."""
 
 _SHARED: SlotRequest = (-1, -1)
-"""User of a page that several requests use."""
+"""Stands for the users of a page that several requests use."""
 
 
 class InflightUseGuard:

@@ -46,7 +46,8 @@ class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
         Count | None,
         doc(
             "Number of leading components to keep; `normalize` applies to the shortened vector. "
-            "Useful for models with Matryoshka embeddings. A number above the model's own gets 400."
+            "Useful for models with Matryoshka embeddings. A number above the model's own "
+            "number of components gets 400."
         ),
     ] = None
     pooling: Annotated[

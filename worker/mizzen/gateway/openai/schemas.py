@@ -148,7 +148,7 @@ class CommonFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     ] = None
     min_tokens: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_INT32)] | None,
-        doc("Minimum number of output tokens; end tokens are excluded until then."),
+        doc("Minimum number of output tokens; end tokens are excluded until it is reached."),
     ] = None
     skip_special_tokens: Annotated[
         bool | None, doc("Leave special tokens out of the text (default: true).")
@@ -271,7 +271,7 @@ class CompletionRequest(CommonFields, forbid_unknown_fields=True, kw_only=True):
     logprobs: Annotated[
         TopCount | bool | None,
         doc(
-            "Return each token's log probability, and those of this number of most probable tokens "
+            "Return the log probability of each token, and of this many most probable tokens "
             "at its position; `false` turns log probabilities off."
         ),
     ] = None

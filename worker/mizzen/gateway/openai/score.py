@@ -63,7 +63,9 @@ class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ] = None
     label_token_ids: Annotated[
         list[TokenId] | None,
-        doc("Ids of up to 256 tokens; the scores are their probabilities as a prompt's next token."),
+        doc(
+            "Ids of up to 256 tokens; a score is the probability that the token comes next after the prompt."
+        ),
     ] = None
     apply_softmax: Annotated[
         bool | None, doc("Scale the scores of each prompt to a sum of 1 (default: false).")

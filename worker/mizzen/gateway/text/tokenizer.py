@@ -43,7 +43,7 @@ def select_files(names: Iterable[str]) -> list[str]:
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Read the files of a model's folder from which a text model is built; return their contents by name."""
+    """Read the files that `select_files` selects in a model's folder; return their contents by name."""
     names = [
         *FILES,
         *sorted(f"{TEMPLATES_FOLDER}/{path.name}" for path in (folder / TEMPLATES_FOLDER).glob("*.jinja")),

@@ -82,7 +82,7 @@ class CallReader:
         return new_arguments, text[at:]
 
     def _step(self, text: str, at: int) -> int:
-        """Read the element of the object that starts at index `at`; return the index after the text read."""
+        """Read the object's next element, from index `at` on; return the index after the text read."""
         state = self._state
         if state is _CallState.STREAMING:
             end = self._scanner.scan(text, at)
@@ -100,7 +100,7 @@ class CallReader:
         return at if at == len(text) else self._read_between(text[at], at)
 
     def _read_between(self, character: str, at: int) -> int:
-        """Read a character outside keys and values, at index `at`; return the index at which to go on."""
+        """Read a character outside keys and values, at index `at`; return the index to continue at."""
         state = self._state
         if state is _CallState.OPEN and character == "{":
             self._state = _CallState.KEY

@@ -72,7 +72,7 @@ class BareListParser(MarkerParser):
         self._in_calls = not self.markers
         self._in_list = False
         self._opening = ""
-        """Text from a marker or the start of a list up to now; it becomes content if no call follows."""
+        """Text read since a marker or the start of a list; it becomes content if no call follows."""
 
     def _parse_between_calls(self, text: str) -> str:
         if not self._in_calls:

@@ -28,7 +28,7 @@ class ToolParser(Protocol):
         ...
 
     def end(self) -> OutputDelta:
-        """Return the output that was held back, at the end of the text."""
+        """Handle the end of the text; return the output that was held back."""
         ...
 
     @property
@@ -101,7 +101,7 @@ class OutputCollector:
         return self._stop is not None and self._stop.matched is not None
 
     def add_content(self, text: str) -> None:
-        """Add text to the content, but nothing from the first stop string on."""
+        """Add text to the content; the first stop string and all text after it are dropped."""
         if self._after_call:
             text = text.lstrip(WHITESPACE)
             self._after_call = not text
@@ -135,7 +135,7 @@ class OutputCollector:
         self._space = []
 
     def _release_pending(self) -> None:
-        """Add held-back text to the content: it might have been the beginning of a stop string."""
+        """Add to the content the text that was held back because it might have begun a stop string."""
         if self._stop is not None:
             self._add(self._stop.flush())
 
@@ -191,7 +191,7 @@ class MarkerParser(ABC):
         return self._output.take_delta()
 
     def end(self) -> OutputDelta:
-        """Return the output that was held back, at the end of the text."""
+        """Handle the end of the text; return the output that was held back."""
         if self._reader is None or not self._reader.started:
             self._add_content(self._reader.raw if self._reader is not None else "")
         self._output.add_content(self._pending)
@@ -244,5 +244,5 @@ class MarkerParser(ABC):
         return "", ""
 
     def _expect_object(self) -> None:
-        """Read the text that follows as a call written as a JSON object."""
+        """Make a reader parse the text that follows; it expects a call in the form of a JSON object."""
         self._reader = CallReader(self._names)

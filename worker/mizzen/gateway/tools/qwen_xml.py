@@ -168,9 +168,10 @@ class XmlParser(MarkerParser):
 
 
 def split_at_end_tag(text: str) -> tuple[str, str | None]:
-    """Return the value, without a line break right before its closing tag, and the text after the tag.
+    """Split text at the closing tag of a value; return the value and the text after the tag.
 
-    If the closing tag is not complete yet, return the text that certainly belongs to the value, and None.
+    A line break right before the tag is not part of the value. If the closing tag is not complete yet,
+    return the text that certainly belongs to the value, and None.
     """
     at = text.find(PARAMETER_END)
     if at >= 0:

@@ -30,7 +30,10 @@ REFERENCE_ROOTS = ("$defs", "definitions", "properties")
 
 
 def relax_schema(schema: Any) -> Any:
-    """Return a schema without the constraints that an engine would reject; `is_too_deep` must be false."""
+    """Return a copy of a schema without the constraints that an engine would reject.
+
+    `is_too_deep` must be false for the schema.
+    """
     return _SchemaRelaxer(schema).relax(schema)
 
 
@@ -58,8 +61,8 @@ class _SchemaRelaxer:
     def _relax_choice(self, kept: Schema) -> bool:
         """Keep a choice keyword (`$ref`, `anyOf`, …) if the engine enforces it; return whether one was kept.
 
-        A choice is enforced only if it is the schema's only choice keyword, and if no keyword next to it
-        constrains a single type.
+        The engine enforces it only if the schema has no other choice keyword, and no keyword that applies
+        to a single type (such as `minLength` to strings).
         """
         choices = [name for name in CHOICES if name in kept]
         if not choices:
@@ -163,7 +166,7 @@ def keep_listed_values(kept: Schema) -> None:
 def relax_by_type(kept: Schema) -> None:
     """Drop constraints that an engine cannot enforce on the schema's types.
 
-    The schema has no choice keywords.
+    The schema must not contain choice keywords.
     """
     types = type_names(kept)
     if "type" not in kept and "properties" in kept:
@@ -187,9 +190,10 @@ def relax_string(kept: Schema) -> None:
 
 
 def relax_number(kept: Schema, types: set[str]) -> None:
-    """Keep bounds that are numbers, not booleans, and `multipleOf` for integers.
+    """Drop bounds that are booleans, and `multipleOf` unless an engine can enforce it.
 
-    A schema with bounds keeps `multipleOf` only if its bounds are exactly `minimum` and `maximum`.
+    An engine can enforce `multipleOf` if it is a positive integer, if the schema does not allow the type
+    `number`, and if the schema has either no bounds or exactly the bounds `minimum` and `maximum`.
     """
     drop_keys(kept, [name for name in BOUNDS if isinstance(kept.get(name), bool)])
     step, bounds = kept.get("multipleOf"), {name for name in BOUNDS if name in kept}

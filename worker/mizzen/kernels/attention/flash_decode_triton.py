@@ -28,7 +28,7 @@ _NONE = tl.constexpr(-1.0e30)
 def _block(
     keys, values, table, position, last, stride, column, column_all, PAGE: tl.constexpr, HALF: tl.constexpr
 ):
-    """Load the left halves of keys, their right halves, and the values; zeros at positions from `last` on."""
+    """Load the left and the right halves of keys, and the values; positions from `last` on yield zeros."""
     inside = position < last
     page = tl.load(table + position // PAGE, inside, 0).to(tl.int64)
     cell = (page * PAGE + position % PAGE) * stride

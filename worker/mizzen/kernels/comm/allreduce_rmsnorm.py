@@ -101,7 +101,7 @@ class AllReduceRMSNorm:
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float
     ) -> torch.Tensor:
-        """Add the sum over ranks of x to `residual` in place, and return the normalised and scaled result.
+        """Add x, summed over the ranks, to `residual` in place; return the normalised and scaled sum.
 
         x, `residual` and the result are bfloat16 [rows, columns], `weight` is bfloat16 [columns].
         """

@@ -1,6 +1,7 @@
 """Small exchanges over peer memory: token broadcast, lookup in a sharded table, barrier for writes to rank 0.
 
-Each exchange is one kernel, without a barrier across all GPUs; see peer_broadcast.cu. NVRTC compiles them.
+Each exchange is one kernel, without a barrier across all GPUs. NVRTC compiles the kernels; see
+peer_broadcast.cu.
 """
 
 from __future__ import annotations

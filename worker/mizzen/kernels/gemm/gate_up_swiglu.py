@@ -30,7 +30,7 @@ CLUSTER_SIZE = 2
 STAGES = 4
 """Number of pipeline stages."""
 TILE_GROUP = 8
-"""Number of tile pairs (one pair per cluster) that are multiplied with all of x before the next pairs."""
+"""Number of tile pairs (one pair per cluster) that are multiplied by all of x before the next pairs are."""
 DEFINITIONS = (
     ("BATCH", BATCH),
     ("SWIGLU", 1),
@@ -45,7 +45,7 @@ SHARED_BYTES = STAGES * (TILE_ROWS + BATCH) * STAGE_COLUMNS * 2 + STAGING_BYTES 
 MIN_ROWS = 1024
 """Smallest number of rows of x for which the kernel was measured."""
 MIN_OCCUPANCY = 0.95
-"""Minimum share of cluster slots, over all waves of clusters, that must have work for the kernel to be used.
+"""Minimum share of busy cluster slots, over all waves of clusters; below it, the kernel is not used.
 
 From this share on, the kernel is faster than a library GEMM and a SiLU kernel: by 2 to 4 % with the weights
 of an 8B model, by more with smaller weights.
@@ -61,7 +61,7 @@ def supports(weight: torch.Tensor) -> bool:
     """Return whether the kernel supports the dtype and shape of a weight [rows, columns].
 
     The weight must be bfloat16. The number of its rows must be a multiple of 16. The number of its columns
-    must be a multiple of `STAGE_COLUMNS`, and fill more than `STAGES` pipeline stages.
+    must be a multiple of `STAGE_COLUMNS`, and above `STAGES * STAGE_COLUMNS`.
     """
     rows, columns = weight.shape
     divisible = rows % 16 == 0 and columns % STAGE_COLUMNS == 0
@@ -75,7 +75,7 @@ def concurrent_clusters(device: torch.device) -> int:
 
 
 def count_tiles(rows: int, count: int) -> tuple[int, int]:
-    """Return the number of tile pairs for `rows` weight rows, and of blocks for `count` rows of x."""
+    """Return two counts: of tile pairs for `rows` weight rows, and of blocks for `count` rows of x."""
     return -(-rows // (TILE_ROWS * CLUSTER_SIZE)), -(-count // BATCH)
 
 

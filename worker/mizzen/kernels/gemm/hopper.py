@@ -20,8 +20,8 @@ ALIGNMENT = 1024
 def wgmma_source(name: str, batch: int) -> str:
     """Return the source of a C++ function `name` that multiplies 64 weight rows by `batch` rows of x.
 
-    The function runs one wgmma instruction. It adds to its accumulators, or overwrites them if its parameter
-    `add` is 0.
+    The function runs one wgmma instruction, which adds the product to the accumulators `d`. If the
+    function's parameter `add` is 0, the instruction overwrites the accumulators instead.
     """
     count = batch // 2
     registers = ", ".join(f"%{i}" for i in range(count))

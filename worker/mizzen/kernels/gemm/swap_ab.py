@@ -28,14 +28,14 @@ from mizzen.kernels.nvrtc import KernelSpec, launch, load_kernel
 BATCH_SIZES = tuple(range(16, 257, 16))
 """Numbers of rows of x for which the kernel is compiled; other batches are padded to a larger number."""
 MEASURED_BATCH_SIZES = (16, 32, 48, 64, 96, 128, 192, 256)
-"""Batch sizes at which all shapes were measured; others use the tile config of the next larger measured size,
-unless `TILE_CONFIGS` lists them."""
+"""Batch sizes at which all shapes were measured. A batch size that neither this tuple nor `TILE_CONFIGS`
+lists uses the tile config of the next larger measured size."""
 SM_COUNT = 132
 """Number of SMs of the H200 on which shapes were measured."""
 MAX_CLUSTER_SIZE = 8
 """Number of blocks in the largest cluster that every GPU with clusters supports."""
 MAX_UNMEASURED_COLUMNS = 16 << 10
-"""Maximum number of columns for which the kernel is assumed to be faster than cuBLAS without measurement."""
+"""Maximum number of columns for which the kernel is assumed to be as fast as cuBLAS if this is unmeasured."""
 MAX_OUTPUTS = 64 << 10
 """Maximum number of weight rows; for larger weights, such as output heads, cuBLAS is as fast."""
 
@@ -107,7 +107,10 @@ def pad_batch(
 
 
 def tile_config_for(rows: int, columns: int, batch: int) -> TileConfig:
-    """Return the tile config for a weight [rows, columns] and a compiled batch size: measured or default."""
+    """Return the tile config for a weight [rows, columns] and a compiled batch size.
+
+    It is the measured config if there is one, and otherwise the default.
+    """
     configs = TILE_CONFIGS.get((rows, columns), {})
     next_measured = next(size for size in MEASURED_BATCH_SIZES if batch <= size)
     return TileConfig(

@@ -32,7 +32,7 @@ _COLUMNS = tl.constexpr(5)
 
 @triton.jit
 def _key(value, index):
-    """Return an int64 key that rises with the logit (float32); of equal logits, a lower index wins."""
+    """Return an int64 key that orders float32 logits; of equal logits, the lower index has the higher key."""
     bits = tl.where(value == 0, 0.0, value).to(tl.int32, bitcast=True)  # +0 and -0 have the same key
     rising = bits ^ ((bits >> 31) & _MAX_INT32)
     return (rising.to(tl.int64) << 32) | (index ^ _MAX_INT32).to(tl.int64)

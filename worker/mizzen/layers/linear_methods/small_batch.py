@@ -1,7 +1,8 @@
 """Unquantized weights with Mizzen's own GEMMs where these are faster than cuBLAS.
 
 The GEMMs in `mizzen.kernels.gemm` serve the small batches of decode steps (GEMV for one row, small-M and
-swap-AB GEMMs for more), and the gate-up projection of prefills fused with SwiGLU. All else uses cuBLAS.
+swap-AB GEMMs for more). Another GEMM serves prefills: it computes the gate-up projection and SwiGLU in one
+kernel. All else uses cuBLAS.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ In the fused kernel, every block normalises the whole row. Longer rows use a sep
 
 
 class SmallBatchLinear(UnquantizedLinear):
-    """Unquantized weights with Mizzen's own GEMMs for small batches, and with norm and SwiGLU fused in."""
+    """Unquantized weights with Mizzen's own GEMMs for small batches, which can include norm and SwiGLU."""
 
     def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(rows, columns, bias, dtype, device)
@@ -60,9 +61,9 @@ class SmallBatchLinear(UnquantizedLinear):
         return silu_mul(super().apply(x))
 
     def kernel_specs(self, batch_sizes: Iterable[int], *, swiglu: bool) -> set[KernelSpec]:
-        """Return the specs of the kernels for these batch sizes, and of the prefill kernel with `swiglu`.
+        """Return the specs of the kernels for these batch sizes.
 
-        The prefill kernel is included only if this layer uses it.
+        With `swiglu`, the result also contains the spec of the prefill kernel if this layer uses that kernel.
         """
         max_batch = self.max_swiglu_batch if swiglu else self.max_batch
         defer_pdl = self.defer_pdl and not swiglu
@@ -86,7 +87,8 @@ class SmallBatchLinear(UnquantizedLinear):
 
         Returns:
             The outputs [tokens, rows], or [tokens, rows / 2] with `swiglu`, and the residual stream with x
-            added. None, with nothing done, unless a fused kernel is faster than separate ones.
+            added. If no fused kernel is faster than separate kernels, nothing is done, and the result is
+            None.
         """
         if len(residual) != 1 or not self.max_batch or self.weight.shape[1] > MAX_NORM_COLUMNS:
             return None

@@ -51,7 +51,7 @@ class FollowerNode:
         self._own_exit_since: float | None = None
 
     def _connect(self) -> NodeClient:
-        """Connect to node 0, which may use either of two key generations; successive calls alternate."""
+        """Connect to node 0, which may use either of two key generations; each call tries the other one."""
         key_pairs = self.keys.ring.own if self.keys else (None,)
         name = f"node{self.config.node_rank}/{self._life}"
         return NodeClient(self._address, key_pairs[self._key_attempts % len(key_pairs)], name)

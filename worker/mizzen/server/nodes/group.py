@@ -25,8 +25,8 @@ from mizzen.wire.endpoint import UnsafeEndpoint
 from mizzen.wire.ranks.node_messages import RankReport
 
 ROOT_CAUSE_SECONDS = 1.5
-"""Time in seconds for which a group delays its exit after a failure, until the root cause is reported. If a
-rank fails because another rank is gone, the other rank's supervisor reports that within this time."""
+"""Time in seconds by which a group delays its exit after a failure, so that the root cause can be reported.
+If a rank fails because another rank is gone, the other rank's supervisor reports that within this time."""
 PER_NODE_OPTIONS = frozenset({"model", "threads", "profile", "profile_steps", "check_integrity"})
 """Engine options that may differ between the nodes of a group."""
 CONSEQUENTIAL_KIND = "rank_failed"

@@ -79,8 +79,10 @@ class RankLinks:
             os.close(descriptor)
 
     def close_in_rank(self) -> None:
-        """Close the descriptors in a rank, except for the rendezvous file, which torch may use until it
-        exits."""
+        """Close the descriptors in a rank's process, except for that of the rendezvous file.
+
+        Torch may use the rendezvous file until the process exits.
+        """
         for descriptor in self.descriptors:
             if descriptor != self.rendezvous_file:
                 os.close(descriptor)

@@ -42,7 +42,7 @@ class PlanChannel:
             self._ring.send(plan)
 
     def end(self) -> None:
-        """End the stream of plans to all other ranks; wait until the end is sent to the other pods' ranks."""
+        """Send the end of the plans to all other ranks; wait until it is sent to the ranks of other pods."""
         if self._ring:
             self._ring.end()
         if self._server:

@@ -9,7 +9,7 @@ from mizzen.models.registry import read_config
 from mizzen.wire.ranks.plan_ring import CAPACITY
 
 MAX_RING_BYTES = 256 << 20
-"""Maximum size of the ring in bytes. Writes go round the ring, so even small plans end up using all of it."""
+"""Maximum size of the ring in bytes. Writes go round the ring, so in time even small plans use all of it."""
 TOKEN_BYTES = 4
 PAGE_BYTES = 12
 REQUEST_BYTES = 64
@@ -18,10 +18,10 @@ pages."""
 
 
 def plan_memory_bytes(options: EngineOptions) -> int:
-    """Return the size in bytes of a ring for two of the largest step plans, at most `MAX_RING_BYTES`.
+    """Return the size in bytes of a ring that holds two step plans of maximum size.
 
-    The largest plan contains as many tokens as a step may have, and starts a request in every slot. Each of
-    these requests has a cached prefix, whose pages the plan lists.
+    The result is at most `MAX_RING_BYTES`. A plan of maximum size contains as many tokens as a step may have,
+    and starts a request in every slot; the plan lists the pages of each request's cached prefix.
 
     Raises:
         ValueError: the tokens of two such plans alone would exceed `MAX_RING_BYTES`.

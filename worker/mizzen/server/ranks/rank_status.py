@@ -58,7 +58,7 @@ class RankStatus(PhaseStatus):
             self._values[INDEX[name]] = getattr(info, name)
 
     def count_step(self, seconds: float, tokens: int) -> None:
-        """Count a step of `seconds` that generated `tokens` tokens."""
+        """Count a step that took `seconds` and generated `tokens` tokens."""
         values = self._values
         values[_STEPS] += 1
         values[_OUTPUT_TOKENS] += tokens
@@ -66,8 +66,8 @@ class RankStatus(PhaseStatus):
         values[_STEP_SUM] += seconds
 
     def count_first_tokens(self, waits: NDArray[np.float64]) -> None:
-        """Count first tokens; `waits` [requests] are the seconds from each request's arrival to its first
-        token."""
+        """Count the first tokens of requests; `waits` contains, for each of these requests, the seconds from
+        its arrival to its first token."""
         values = self._values
         for seconds in waits.tolist():
             values[_FIRST_BUCKETS + bisect_left(FIRST_TOKEN_SECONDS, seconds)] += 1
@@ -97,7 +97,7 @@ class RankStatus(PhaseStatus):
             out: Outbox with the counters of the wire.
             integrity: Number of inconsistencies found so far.
             grammars: Counters of structured output.
-            now: Time of this iteration of the serving loop, which is the heartbeat.
+            now: Time of this iteration of the serving loop; it is published as the heartbeat.
         """
         counters = out.counters
         if now - self._rate_at >= THROUGHPUT_SECONDS:

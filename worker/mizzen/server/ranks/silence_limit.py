@@ -1,4 +1,4 @@
-"""Estimate the time without output after which an engine must be hanging, from the durations of past steps.
+"""Estimate, from the durations of past steps, the time without output after which an engine counts as hung.
 
 A decode-only step takes about as long as earlier steps of the same size. Steps that contain prefill, steps of
 a new size and the first steps after startup may load or compile something, so no limit is given for them. The
@@ -21,7 +21,7 @@ DECAY = 0.999
 
 
 class SilenceLimit:
-    """Estimator of the time without output after which the engine must be hanging."""
+    """Estimator of the time without output after which the engine counts as hung."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -82,7 +82,7 @@ def build_script(config: SimulateConfig, vocab_size: int, end_tokens: tuple[int,
 class FaultInjector:
     """Makes a step fail, hang or kill the process once the configured number of tokens is reached.
 
-    The simulated device calls it with every plan, in its own thread.
+    The thread of the simulated device calls it with every plan.
     """
 
     def __init__(self, config: SimulateConfig) -> None:

@@ -40,13 +40,13 @@ class StallDetector:
         `step_seconds` applies to it."""
         self._clock_gaps = ClockGapMeter()
         self._alive_at = [0.0] * ranks
-        """Time at which each rank last ran; each clock gap since then moves it forward by its length."""
+        """Time at which each rank last ran, plus the lengths of all clock gaps since then."""
         self._lagging: list[tuple[int, float] | None] = [None] * ranks
-        """For each rank that is behind the newest step: the step it launched last, and the time since which
-        this number has not changed; None for other ranks."""
+        """For each rank that is behind the newest step: the number of the step that it launched last, and the
+        time since which this number has not changed; None for other ranks."""
         self._unfinished: list[tuple[int, float] | None] = [None] * ranks
-        """For each rank with steps in flight: the step it completed last, and the time since which this
-        number has not changed; None for other ranks."""
+        """For each rank with steps in flight: the number of the step that it completed last, and the
+        time since which this number has not changed; None for other ranks."""
 
     def find_fault(self, heartbeats: list[RankHeartbeat], now: float) -> str | None:
         """Return a description of the first rank that is at fault, or None.

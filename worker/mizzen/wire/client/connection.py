@@ -53,8 +53,8 @@ class EngineConnection:
             on_silence: called with True when the engine becomes silent, and with False when it sends again.
         """
         self.patience = timeout_seconds
-        """Seconds without a message after which the connection is given up; `EngineLink` increases them once
-        the engine has sent `Welcome`."""
+        """Seconds without a message after which the connection is given up; `EngineLink` increases this
+        limit once the engine has sent `Welcome`."""
         self._endpoint = endpoint
         self._context = context
         self._offer = offer

@@ -1,6 +1,6 @@
 """The gateway's side of the wire protocol: a reconnecting client of one engine, on asyncio.
 
-A connection is lost when it is closed, the engine is silent for too long or drops it, or a frame is
+A connection is lost when it is closed, when the engine drops it or is silent for too long, or when a frame is
 malformed. All requests on it then fail, and everything known about the engine is discarded. The next
 connection uses a new socket, so that frames queued for the previous one can never reach the engine.
 """
@@ -53,7 +53,7 @@ _HELLO_REFUSED: Mapping[int, str] = {RefusalCode.INVALID: "protocol", RefusalCod
 
 
 class EngineLink:
-    """A client of one engine that reconnects whenever the connection is lost. For use on one event loop."""
+    """A client of one engine; it reconnects whenever the connection is lost. For use on one event loop."""
 
     def __init__(
         self,

@@ -251,7 +251,7 @@ class EmbedReply:
         """Do nothing: an embedding request has no output tokens."""
 
     def finish(self, finish: Finish) -> None:
-        """Fail the request, because the engine aborted or failed it before it sent an embedding."""
+        """Fail the request, because the engine has ended it without sending an embedding."""
         self.fail(StreamLost("end", finish.message or "the engine ended the request without an embedding"))
 
     def fail(self, error: Exception) -> None:

@@ -1,7 +1,7 @@
 """TCP connections between the pods of a group: one pod listens (ROUTER), the other pods connect (DEALER).
 
-All pods use the same one of the engine's CURVE key pairs, and accept no other key. Each end has its own ZMQ
-context.
+All pods use the same key pair, which is one of the engine's CURVE key pairs, and accept no other key. Each
+end has its own ZMQ context.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class RankReport(msgspec.Struct, frozen=True):
     """Progress of a rank, as its node reports it to node 0."""
 
     phase: int
-    """Number of the rank's `mizzen.server.metric_catalogue.Phase`."""
+    """Number of the phase (`mizzen.server.metric_catalogue.Phase`) that the rank is in."""
     text: str
     idle: float
     """Seconds since the rank's process last ran; negative while the rank is not monitored."""

@@ -92,7 +92,7 @@ def decode_plan(frame: bytes | memoryview) -> StepPlan:
     """Decode a plan for a rank that does not sample; its arrays are views of `frame`.
 
     Raises:
-        MalformedPlan: the frame has the wrong length, is not a plan, or its checksum does not match.
+        MalformedPlan: the frame has the wrong length, is not a plan, or has a wrong checksum.
     """
     if len(frame) < HEADER.itemsize:
         raise MalformedPlan(f"{len(frame)} bytes are too few for a plan; its header has {HEADER.itemsize}")
@@ -120,7 +120,7 @@ def decode_plan(frame: bytes | memoryview) -> StepPlan:
 
 
 def _checksum(header: np.ndarray | np.void, body: bytes | memoryview) -> int:
-    """Return the CRC-32 of the header fields after the checksum, followed by the body."""
+    """Return the CRC-32 of a plan: of all header fields that follow the checksum, and then the body."""
     return zlib.crc32(body, zlib.crc32(header.tobytes()[16:]))
 
 

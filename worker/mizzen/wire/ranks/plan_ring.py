@@ -218,7 +218,7 @@ class RingReader:
         """Return the content of the next frame, which may become visible slightly after the byte count.
 
         Raises:
-            MalformedPlan: the frame is not valid within `REREAD_SECONDS`.
+            MalformedPlan: the frame is still invalid after `REREAD_SECONDS`.
         """
         deadline = time.monotonic() + REREAD_SECONDS
         while (content := self._peek_frame()) is None:

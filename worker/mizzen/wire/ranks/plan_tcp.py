@@ -1,9 +1,8 @@
 """The plan channel between pods: numbered frames over TCP from rank 0 to the other ranks.
 
 Rank 0 listens; every rank of another pod connects (`mizzen.wire.ranks.group_socket`), sends its name, and
-receives numbered frames. ZMQ loses frames silently: when a queue is full, and when it reconnects after a
-connection was lost. A gap in the numbers reveals such a loss and breaks the channel, so that no rank skips a
-plan.
+receives numbered frames. ZMQ may silently lose frames when a queue is full or when it reconnects after a lost
+connection. A gap in the numbers reveals such a loss and breaks the channel, so that no rank skips a plan.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ HERE = b"here"
 FRAMES = 64
 """Maximum number of frames that ZMQ queues for a rank."""
 NUMBER = 8
-"""Size of a frame's number in bytes."""
+"""Size in bytes of a frame's number."""
 RETRY_MILLISECONDS = 1
 
 

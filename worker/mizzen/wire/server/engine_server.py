@@ -308,8 +308,8 @@ class WireServer:
     def _queue_full(self, peer: Peer, waiting: int) -> bool:
         """Return whether a peer's new request must be rejected because the queue is full.
 
-        Half of the queue is reserved for the peers, in equal shares; what other peers have not used of their
-        shares counts as occupied.
+        Half of the queue is reserved for the peers, in equal shares; the unused parts of other peers'
+        shares count as occupied.
         """
         peers = self.out.peers
         share = self._max_waiting // (2 * len(peers))

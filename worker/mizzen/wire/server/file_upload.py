@@ -36,8 +36,8 @@ class FileUploads:
         return bool(self._turns)
 
     def enqueue(self, peer: Peer, message: FetchFile) -> None:
-        """Queue a request for `send` to answer; reject it if it is invalid or if the peer has too many
-        pending requests."""
+        """Queue a request, which `send` will answer; reject the request if it is invalid or if the peer has
+        too many pending requests."""
         refuse, content = self._out.refuse, self._files.get(message.name)
         if content is None:
             text = f"no file {message.name[:128]!r}; available: {', '.join(sorted(self._files)) or 'none'}"

@@ -187,7 +187,8 @@ class Outbox:
     # ── the engine's state ────────────────────────────────────────────────────────────────────────────────
 
     def stats(self, load: Load, steps: int, now: float, patience: float = 0.0) -> bool:
-        """Send the load to all peers if it has changed or `WireLimits.stats_seconds` have passed.
+        """Send the load to all peers if it has changed, or if the last message was sent at least
+        `WireLimits.stats_seconds` ago.
 
         Return False if the load has changed within `WireLimits.stats_change_seconds` of the last message; the
         caller must call again later.
@@ -196,7 +197,7 @@ class Outbox:
             load: current load of the engine.
             steps: number of steps so far; a change of this number alone causes no message.
             now: current time.
-            patience: seconds without a completed step after which the engine must be hanging; 0 if unknown. A
+            patience: seconds without a completed step after which the engine counts as hung; 0 if unknown. A
                 change of this value alone causes no message.
         """
         age = now - self._stats_at
