@@ -41,7 +41,7 @@ class ServiceKeys:
         handled_request: value of the rotate-keys annotation that was handled last.
         target_name: name by which gateways report the pair of the engine's and the gateway's newest keys.
         rotating: whether the service's own Secrets have a next generation.
-        immutable_secret: name of a Secret that an older release made immutable; empty if no such Secret exists.
+        immutable_secret: name of a Secret that an older release made immutable; empty if it made none.
     """
 
     token: str
