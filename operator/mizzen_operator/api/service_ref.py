@@ -1,4 +1,4 @@
-"""Protocol of a service whose spec may be invalid; the class of parsed services satisfies it too."""
+"""Interface (`typing.Protocol`) of a service whose spec may be invalid; parsed services implement it."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class ServiceMetrics:
                 conditions.add_metric((*key, name), float(true))
         restarts = CounterMetricFamily(
             f"{PREFIX}group_restarts_total",
-            "Restarts of engines of a service after they ended",
+            "Number of times that an engine of a service was restarted after it ended",
             labels=SERVICE_LABELS,
         )
         failures = CounterMetricFamily(

@@ -342,7 +342,7 @@ def machine(plan: Plan) -> type[RuleBasedStateMachine]:
             raise AssertionError("the service never comes to rest")
 
         def _check_failed_verification(self) -> None:
-            """If verification failed and the current revision was abandoned, check the settled service."""
+            """Check the settled service if verification failed and its current revision was abandoned."""
             cluster, service = self.cluster, self.cluster.service
             state, verification = load_state(service.status), service.rollout.verification
             if state.abandoned is None or state.abandoned.reason != reasons.VERIFICATION_FAILED:

@@ -61,7 +61,7 @@ METRICS = (
     Metric(
         "cached_tokens",
         "cached_prompt_tokens_total",
-        "Prompt tokens of finished requests, as far as their KV came from the prefix cache",
+        "Prompt tokens found in the prefix cache, summed over finished requests",
         "cached_tokens_total",
     ),
     Metric("output_tokens", "output_tokens_total", "Generated tokens", "generation_tokens_total"),

@@ -27,7 +27,7 @@ from mizzen.engine.grammar.errors import GrammarError
 from mizzen.engine.grammar.patterns import check_pattern
 
 EXCLUSIVE_KEYWORDS = (*CHOICES, "enum", "const")
-"""Keywords beside which a schema may have no other constraint, except `type` beside `enum` or `const`."""
+"""Keywords that must be a schema's only constraint; `enum` and `const` may also stand beside `type`."""
 CONSTRAINTS = ("type", *EXCLUSIVE_KEYWORDS, *STRUCTURE)
 """All keywords that constrain values."""
 

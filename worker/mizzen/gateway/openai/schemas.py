@@ -98,8 +98,8 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     repetition_penalty: Annotated[
         Annotated[float, Meta(ge=0.01, le=10)] | None,
         doc(
-            "Factor that divides positive logits, and multiplies negative logits, of tokens that "
-            "occur in the prompt or answer; 1 turns it off."
+            "For tokens that occur in the prompt or answer: positive logits are divided by this "
+            "value, and negative logits are multiplied by it; 1 turns the penalty off."
         ),
     ] = None
     logit_bias: Annotated[
@@ -264,15 +264,15 @@ class CompletionRequest(CommonFields, forbid_unknown_fields=True, kw_only=True):
     best_of: Annotated[
         ChoiceCount | None,
         doc(
-            "Number of sequences sampled per prompt; the `n` with the highest mean log probability "
-            "are returned. Cannot be streamed."
+            "Number of sequences sampled per prompt; the `n` sequences with the highest mean log "
+            "probability are returned. Cannot be streamed."
         ),
     ] = None
     logprobs: Annotated[
         TopCount | bool | None,
         doc(
-            "Return the log probability of each token, and of this many most probable tokens "
-            "at its position; `false` turns log probabilities off."
+            "Number of most probable tokens whose log probabilities are returned at each position, "
+            "besides that of the chosen token; `false` turns log probabilities off."
         ),
     ] = None
     echo: Annotated[

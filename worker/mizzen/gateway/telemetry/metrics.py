@@ -212,7 +212,7 @@ class Metrics:
             (
                 "between_tokens_seconds",
                 "inter_token_seconds",
-                "Time between two deliveries of an answer's tokens, divided by the delivered tokens",
+                "Time between two deliveries of an answer's tokens, per delivered token",
             ),
             ("queue_seconds", "queue_seconds", "Time that a request waited for an engine"),
             (

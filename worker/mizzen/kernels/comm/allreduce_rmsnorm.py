@@ -63,7 +63,7 @@ def supports(x: torch.Tensor) -> bool:
 class AllReduceRMSNorm:
     """All-reduce fused with residual addition and RMSNorm, for rows of one length.
 
-    Ranks exchange rows through one region of each rank's memory, which must be zero at first.
+    Ranks exchange rows through one region of each rank's memory, which must be zeroed before the first use.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ def compile_definitions(vectors: int, ranks: int, max_rows: int) -> tuple[tuple[
 class _PeerKernel:
     """Base class of the exchanges: addresses of the ranks' regions, and counters of calls.
 
-    Ranks exchange data through one region of each rank's memory, which must be zero at first.
+    Ranks exchange data through one region of each rank's memory, which must be zeroed before the first use.
     """
 
     def __init__(

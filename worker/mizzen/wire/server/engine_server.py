@@ -169,7 +169,10 @@ class WireServer:
         for peer in peers:
             self.out.forget(peer)
         self._listeners.close(number, self._limits.linger_seconds)
-        log.info("stopped accepting the old keys", extra={"fields": {"gateways": len(peers)}})
+        log.info(
+            "stopped accepting the old keys, disconnected idle gateways",
+            extra={"fields": {"gateways": len(peers)}},
+        )
 
     def wait(self, seconds: float, descriptor: int | None = None) -> None:
         """Sleep until a frame arrives or `descriptor` is readable, at most for `seconds`."""
