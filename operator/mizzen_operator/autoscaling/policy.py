@@ -130,7 +130,7 @@ def decide(
 
 
 def recommend(settings: Autoscaling, current: int, sample: Sample) -> int:
-    """Return the number of groups that would bring the metric to its target, ignoring limits.
+    """Return the number of groups that would bring the metric to its target, before limits are applied.
 
     Groups that do not serve yet count as idle, so that the same demand is not met twice.
     """

@@ -149,7 +149,7 @@ class PlanFence:
 
 
 class CapturedDecodeBatch:
-    """FlashInfer wrappers of a captured batch of `rows` decodes, one per sliding window."""
+    """A captured batch of `rows` decodes, with a FlashInfer wrapper for each window size of the layers."""
 
     def __init__(self, backend: FlashInferAttention, rows: int, page_indices: PageIndices) -> None:
         from flashinfer import BatchDecodeWithPagedKVCacheWrapper
