@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mizzen_operator.api import labels, reasons
+from mizzen_operator.kube.admission_changes import AdmissionChanges, compare
 from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.drift import covers, drift_patch
 from mizzen_operator.kube.errors import KubeError, Refused
 from mizzen_operator.kube.last_applied import UnwatchedChildren
-from mizzen_operator.kube.objects import digest
 from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.metrics import Metrics
 
@@ -55,6 +55,7 @@ class Applier:
         self._kube = kube
         self._metrics = metrics
         self._children = children
+        self._changes = AdmissionChanges()
 
     async def apply(
         self,
@@ -92,7 +93,7 @@ class Applier:
             if live is None:
                 if before is None:
                     before = await self._kube.get(ObjectRef(kind, meta["namespace"], meta["name"]), live=True)
-                live = await self._apply_one(manifest, before, digests, require_ownership)
+                live = await self._apply_one(manifest, before, require_ownership)
             digests[name] = applied
             self._children.record_applied(live)
             if kind == "Deployment":
@@ -177,13 +178,12 @@ class Applier:
                 raise
             return None
         self._metrics.actions.labels(f"Apply{manifest['kind']}").inc()
-        return live
+        return self._record(manifest, live)
 
     async def _apply_one(
         self,
         manifest: dict[str, Any],
         live: Mapping[str, Any] | None,
-        digests: dict[tuple[str, str], str],
         require_ownership: Callable[[Mapping[str, Any]], None],
     ) -> Mapping[str, Any]:
         if live is not None:
@@ -191,13 +191,33 @@ class Applier:
             if _role_differs(live, manifest):
                 await self._delete_binding(manifest, live)
                 live = None
-        if live is not None:
-            live = await self._remove_foreign_edits(manifest, live, digests)
-            applied = live["metadata"].get("annotations", {}).get(labels.APPLIED_HASH)
-            if applied == manifest["metadata"]["annotations"][labels.APPLIED_HASH] and covers(live, manifest):
-                return live
+        if live is None:
+            return self._record(manifest, await self._write(manifest))
+        uid, found = live["metadata"]["uid"], compare(live, manifest)
+        if not found.paths or self._changes.is_left(uid, found):
+            return live
+        if not self._changes.may_correct(uid, found.applied):
+            return live
+        if not self._changes.is_extra_left(uid, found):
+            live = await self._remove_foreign_edits(manifest, live)
+        if not covers(live, manifest):
+            live = await self._write(manifest)
+        return self._record(manifest, live)
+
+    async def _write(self, manifest: dict[str, Any]) -> Mapping[str, Any]:
         self._metrics.actions.labels(f"Apply{manifest['kind']}").inc()
         return await self._kube.apply(manifest)
+
+    def _record(self, manifest: Mapping[str, Any], live: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Record how an object that was just written differs from its manifest, and return the object."""
+        left = compare(live, manifest)
+        new = self._changes.record(live["metadata"]["uid"], left)
+        if new:  # fields that we do not set may also be defaults of the API server
+            level = logging.WARNING if left.changed.keys() & new else logging.INFO
+            name = f"{manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
+            text = "%s: fields of %s that an admission plugin or the API server changes stay as they are: %s"
+            logger.log(level, text, name, manifest["kind"], ", ".join(new))
+        return live
 
     async def _delete_binding(self, manifest: dict[str, Any], live: Mapping[str, Any]) -> None:
         """Delete a binding that has another role than its manifest: a binding's role cannot be changed.
@@ -216,41 +236,19 @@ class Applier:
         await self._kube.delete(ref, live["metadata"]["uid"])
 
     async def _remove_foreign_edits(
-        self, manifest: dict[str, Any], live: Mapping[str, Any], digests: dict[tuple[str, str], str]
+        self, manifest: dict[str, Any], live: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Remove fields that others added to an object, and return the object.
-
-        Fields that come back at once are left alone from then on: an admission webhook adds them, or they are
-        defaults of the API server that `drift.py` does not list.
-        """
+        """Remove fields that others added to an object, and return the object."""
         patch = drift_patch(live, manifest)
         if patch is None:
             return live
         kind, meta = manifest["kind"], manifest["metadata"]
-        left_alone = (f"{kind} left as it is", meta["name"])
-        if digests.get(left_alone) == _patch_digest(patch):
-            return live
         logger.info("%s/%s: removing fields that others added to %s", meta["namespace"], meta["name"], kind)
         self._metrics.actions.labels(f"Correct{kind}").inc()
         ref = ObjectRef(kind, meta["namespace"], meta["name"])
         await self._kube.patch(ref, patch)
-        after = await self._kube.get(ref) or live
-        remains = drift_patch(after, manifest)
-        if remains is not None:
-            logger.warning(
-                "%s/%s: fields that others add to %s come back after their removal; leaving them",
-                meta["namespace"],
-                meta["name"],
-                kind,
-            )
-            digests[left_alone] = _patch_digest(remains)
-        return after
+        return await self._kube.get(ref) or live
 
 
 def _role_differs(live: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
     return "roleRef" in manifest and live.get("roleRef") != manifest["roleRef"]
-
-
-def _patch_digest(patch: Mapping[str, Any]) -> str:
-    """Return a hash of a patch without its metadata, which holds only the version of the object."""
-    return digest({key: value for key, value in patch.items() if key != "metadata"})

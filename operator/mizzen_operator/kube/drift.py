@@ -13,6 +13,8 @@ from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
 
+from mizzen_operator.kube.objects import digest
+
 _OWNED_PATHS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "ConfigMap": (("data",),),
     "Deployment": (("spec",),),
@@ -95,26 +97,78 @@ def drift_patch(live: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[st
     for path in _OWNED_PATHS.get(manifest["kind"], ()):
         live_value, wanted = _get_path(live, path), _get_path(manifest, path)
         shared_fields = _SHARED_FIELDS.get(manifest["kind"], frozenset())
-        if live_value is not None and _has_extra(live_value, wanted, shared_fields):
+        if live_value is not None and _extra_fields(live_value, wanted, shared_fields, ""):
             _set_path(patch, path, _merge_value(live_value, wanted, shared_fields))
     if not patch:
         return None
     return {**patch, "metadata": {"resourceVersion": live["metadata"]["resourceVersion"]}}
 
 
-def _has_extra(live: Any, wanted: Any, shared_fields: frozenset[str]) -> bool:
+def extra_fields(live: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return a digest of each field, by path, that others added within the paths that the operator owns."""
+    shared_fields = _SHARED_FIELDS.get(manifest["kind"], frozenset())
+    found: dict[str, str] = {}
+    for path in _OWNED_PATHS.get(manifest["kind"], ()):
+        live_value = _get_path(live, path)
+        if live_value is not None:
+            found |= _extra_fields(live_value, _get_path(manifest, path), shared_fields, ".".join(path))
+    return found
+
+
+def changed_fields(live: Any, wanted: Any, path: str = "") -> dict[str, str]:
+    """Return a digest of the live value of each field of `wanted` that `live` does not contain, by path.
+
+    The result is empty if and only if `covers(live, wanted)`. A missing field has the digest of None.
+    """
+    if covers(live, wanted):
+        return {}
     if isinstance(wanted, Mapping) and isinstance(live, Mapping):
-        return any(_is_extra(key, value, wanted, shared_fields) for key, value in live.items()) or any(
-            _has_extra(live[key], value, shared_fields)
-            for key, value in wanted.items()
-            if key in live and key not in shared_fields
-        )
+        found: dict[str, str] = {}
+        for key, value in wanted.items():
+            below, quantities = _join(path, key), key in _QUANTITY_FIELDS
+            if not (quantities and key in live and _quantities_match(live[key], value)):
+                found |= changed_fields(live.get(key), value, below)
+        if found:
+            return found
+    if isinstance(wanted, list) and isinstance(live, list) and _contains_objects(wanted):
+        pairs = _match_items(live, wanted)
+        unmatched = [
+            at for at, value in enumerate(wanted) if not any(value is item for item in pairs.values())
+        ]
+        found = {_join(path, _item_label(wanted[at], at)): digest(None) for at in unmatched}
+        for at, value in pairs.items():
+            found |= changed_fields(live[at], value, _join(path, _item_label(value, at)))
+        if found:
+            return found
+    return {path: digest(live)}
+
+
+def _extra_fields(live: Any, wanted: Any, shared_fields: frozenset[str], path: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if isinstance(wanted, Mapping) and isinstance(live, Mapping):
+        for key, value in live.items():
+            if _is_extra(key, value, wanted, shared_fields):
+                found[_join(path, key)] = digest(value)
+            elif key in wanted and key not in shared_fields:
+                found |= _extra_fields(value, wanted[key], shared_fields, _join(path, key))
     if isinstance(wanted, list) and isinstance(live, list) and (_contains_objects(wanted) or not wanted):
         pairs = _match_items(live, wanted)
-        return len(pairs) < len(live) or any(
-            _has_extra(live[at], value, shared_fields) for at, value in pairs.items()
-        )
-    return False
+        for at, value in enumerate(live):
+            below = _join(path, _item_label(value, at))
+            if at not in pairs:
+                found[below] = digest(value)
+            else:
+                found |= _extra_fields(value, pairs[at], shared_fields, below)
+    return found
+
+
+def _item_label(item: Any, place: int) -> str:
+    """Return the name of a list's item, or its place if it has no name, for a path."""
+    return str(item["name"]) if isinstance(item, Mapping) and "name" in item else str(place)
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
 
 
 def _match_items(live: Sequence[Any], wanted: Sequence[Any]) -> dict[int, Any]:
