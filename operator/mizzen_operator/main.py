@@ -203,9 +203,13 @@ class _Replica:
 
     async def _lead(self) -> int:
         """Wait for the Lease, and run the controller while it is held; return the exit code."""
-        if not await self._unless_stopped(self._elector.acquire()):
-            await self._elector.release()  # the Lease may have been acquired at the moment of the stop
-            return 0
+        try:
+            if not await self._unless_stopped(self._elector.acquire()):
+                await self._elector.release()  # the Lease may have been acquired at the moment of the stop
+                return 0
+        except LeadershipLost as error:
+            logger.error("cannot lead: %s", error)
+            return 1
         self._metrics.leader.set(1)
         stopped = asyncio.Event()
         work = asyncio.create_task(self._run_controller(stopped), name="controller")

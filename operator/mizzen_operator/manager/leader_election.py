@@ -30,6 +30,14 @@ class LeadershipLost(Exception):
     """Another replica holds the Lease, or this replica has not renewed it in time."""
 
 
+class VersionsWentBack(LeadershipLost):
+    """The API server's resourceVersions went back: etcd was restored from a backup.
+
+    The state of this process is newer than the API server's, and its watches would get no events until the
+    versions have caught up. A new process begins without that state.
+    """
+
+
 class Elector:
     """Acquires, renews and releases the Lease for this replica."""
 
@@ -40,9 +48,15 @@ class Elector:
         self._owners: list[dict[str, Any]] = []
         self._seen: tuple[Any, ...] | None = None
         self._seen_at = 0.0
+        self._newest_version = 0
+        """Newest resourceVersion of the Lease; renewals keep it close to the newest of all objects."""
 
     async def acquire(self) -> None:
-        """Wait until this replica is the leader."""
+        """Wait until this replica is the leader.
+
+        Raises:
+            VersionsWentBack: etcd was restored from a backup.
+        """
         while True:
             try:
                 if self._config.lease_owner and not self._owners:
@@ -59,6 +73,7 @@ class Elector:
 
         Raises:
             LeadershipLost: another replica holds the Lease, or it was not renewed for `renew_seconds`.
+            VersionsWentBack: etcd was restored from a backup.
         """
         renewed = time.monotonic()
         while True:
@@ -125,18 +140,34 @@ class Elector:
         lease = await self._kube.get(self._ref)
         if lease is None:
             return await self._kube.create(self._lease({}, transitions=0, acquired=True))
+        self._check_version(lease)
         spec = lease.get("spec", {})
         mine = spec.get("holderIdentity") == self._config.holder
         if not mine and not self._is_free(spec):
             return False
         transitions = spec.get("leaseTransitions", 0) + (not mine)
         try:
-            await self._kube.replace(self._lease(lease, transitions=transitions, acquired=not mine))
+            lease = self._lease(lease, transitions=transitions, acquired=not mine)
+            self._check_version(await self._kube.replace(lease))
         except KubeError as error:
             if error.code == 409 and not mine:
                 return False  # another replica was faster
             raise  # a leader tries again: only the Lease says which replica holds it
         return True
+
+    def _check_version(self, lease: Mapping[str, Any]) -> None:
+        """Record the Lease's version.
+
+        Raises:
+            VersionsWentBack: it is older than before; even a recreated Lease has a newer version.
+        """
+        version = int(lease["metadata"].get("resourceVersion", 0))
+        if version < self._newest_version:
+            raise VersionsWentBack(
+                f"the API server's resourceVersions went back from {self._newest_version} to {version} "
+                "(was etcd restored from a backup?): starting anew"
+            )
+        self._newest_version = version
 
     def _is_free(self, spec: Mapping[str, Any]) -> bool:
         record = (spec.get("holderIdentity"), spec.get("renewTime"), spec.get("leaseTransitions"))

@@ -11,6 +11,8 @@ from mizzen_operator.resources.gateway_spec import GatewaySpec
 from mizzen_operator.resources.metadata import (
     CONTAINER_SECURITY,
     POD_SECURITY,
+    api_token_mount,
+    api_token_volume,
     field_env,
     http_probe,
     keys_volume,
@@ -119,7 +121,9 @@ def gateway_account(spec: GatewaySpec) -> dict[str, Any]:
 
 
 def _service(spec: GatewaySpec) -> dict[str, Any]:
+    """Return the Service; name and appProtocol of its port tell meshes, Ingresses and probes about TLS."""
     gateway = spec.gateway
+    tls = {"name": "https", "appProtocol": "https"} if gateway.tls_secret else {"name": "http"}
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -127,7 +131,7 @@ def _service(spec: GatewaySpec) -> dict[str, Any]:
         "spec": {
             "type": gateway.service_type,
             "selector": dict(spec.selector),
-            "ports": [{"name": "http", "port": gateway.port, "targetPort": "http", "protocol": "TCP"}],
+            "ports": [{**tls, "port": gateway.port, "targetPort": "http", "protocol": "TCP"}],
         },
     }
 
@@ -162,6 +166,7 @@ def _pod_spec(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
     secrets = [dict(secret) for secret in spec.image_pull_secrets]
     return {
         "serviceAccountName": spec.name,
+        "automountServiceAccountToken": False,  # the volumes contain the token
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": spec.drain_timeout + GRACE_MARGIN_SECONDS,
         **({"imagePullSecrets": secrets} if secrets else {}),
@@ -179,6 +184,7 @@ def _pod_spec(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
         "volumes": [
             keys_volume(spec.keys_secret),
             {"name": "mizzen-tmp", "emptyDir": {}},
+            api_token_volume(),
             *(volume for volume, _ in _user_secret_volumes(spec)),
         ],
     }
@@ -240,6 +246,7 @@ def _container(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
         "volumeMounts": [
             {"name": "mizzen-keys", "mountPath": labels.KEYS_FOLDER, "readOnly": True},
             {"name": "mizzen-tmp", "mountPath": "/tmp"},
+            api_token_mount(),
             *(
                 {"name": volume["name"], "mountPath": path, "readOnly": True}
                 for volume, path in _user_secret_volumes(spec)

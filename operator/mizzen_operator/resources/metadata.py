@@ -133,3 +133,40 @@ def secret_volume(name: str, secret: str, *, optional: bool = False) -> dict[str
     """
     source = {"secretName": secret, "defaultMode": 0o444, **({"optional": True} if optional else {})}
     return {"name": name, "secret": source}
+
+
+API_TOKEN_VOLUME = "mizzen-api-token"
+API_TOKEN_SECONDS = 3607
+"""Lifetime of a pod's API token in seconds, as Kubernetes' own volumes have it; the kubelet renews it."""
+
+
+def api_token_volume() -> dict[str, Any]:
+    """Return the volume with the token, CA certificate and namespace with which a pod reaches the API server.
+
+    Kubernetes mounts such a volume by itself, but not if the ServiceAccount turns that off. Some clusters
+    turn it off for all ServiceAccounts.
+    """
+    sources = [
+        {"serviceAccountToken": {"path": "token", "expirationSeconds": API_TOKEN_SECONDS}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {
+            "downwardAPI": {
+                "items": [
+                    {
+                        "path": "namespace",
+                        "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"},
+                    }
+                ]
+            }
+        },
+    ]
+    return {"name": API_TOKEN_VOLUME, "projected": {"sources": sources, "defaultMode": 0o444}}
+
+
+def api_token_mount() -> dict[str, Any]:
+    """Return the mount of `api_token_volume` at the path where Kubernetes clients look for it."""
+    return {
+        "name": API_TOKEN_VOLUME,
+        "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount",
+        "readOnly": True,
+    }

@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from mizzen.gateway.config import GatewayConfig
+from mizzen.gateway.engines import kube_watch
 from mizzen.gateway.engines.discovered_engine import DiscoveredEngine
 from mizzen.gateway.engines.engine_pods import EnginePod, PodWatch, discover_engine
 from mizzen.gateway.telemetry.metrics import Metrics
@@ -168,8 +169,12 @@ async def test_pod_changes_reach_the_routing_table(api: ApiServer, table: Table,
 
 
 async def test_next_watch_continues_at_the_last_resource_version(
-    api: ApiServer, table: Table, until: Any
+    api: ApiServer, table: Table, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    await until(lambda: len(api.queries) == 2)
+    monkeypatch.setattr(kube_watch, "WATCH_SECONDS", 0)
+    api.events.put_nowait(None)
+    await until(lambda: len(api.queries) == 4)  # from now on, no watch ends too early
     metadata = {
         "resourceVersion": "77",
         "creationTimestamp": None,
@@ -177,9 +182,23 @@ async def test_next_watch_continues_at_the_last_resource_version(
     bookmark = {"kind": "Pod", "metadata": metadata, "spec": {"containers": None}, "status": {}}
     api.send("BOOKMARK", bookmark)
     api.events.put_nowait(None)
-    await until(lambda: len(api.queries) == 3)
-    assert api.queries[2]["resourceVersion"] == "77"
-    assert "watch" in api.queries[2]
+    await until(lambda: len(api.queries) == 5)
+    assert api.queries[4]["resourceVersion"] == "77"
+    assert "watch" in api.queries[4]
+
+
+@pytest.mark.parametrize("how", ["older event", "early end"])
+async def test_after_a_restored_backup_the_pods_are_listed_anew(
+    api: ApiServer, table: Table, until: Any, how: str
+) -> None:
+    """The API server accepts a watch from a version that it has not reached yet, and sends no events."""
+    await until(lambda: table.now == {})
+    api.pods = [pod("a")]
+    if how == "older event":
+        api.send("BOOKMARK", {"metadata": {"resourceVersion": "4"}, "spec": {}, "status": {}})
+    else:
+        api.events.put_nowait(None)
+    await until(lambda: set(table.now) == {"a"})
 
 
 @pytest.mark.parametrize("how", ["event", "status"])

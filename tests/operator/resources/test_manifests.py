@@ -19,7 +19,7 @@ from mizzen_operator.api.gateway_sharing import resolve_sharing
 from mizzen_operator.api.parse import InvalidServiceError, parse_service
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.kube.drift import covers
+from mizzen_operator.kube.drift import covers, drift_patch
 from mizzen_operator.resources.engine_pod import engine_pods
 from mizzen_operator.resources.fetch_job import model_path
 from mizzen_operator.resources.gateway_deployment import gateway_manifests
@@ -197,6 +197,32 @@ def test_a_gateway_has_the_documented_ports_probes_and_arguments(service: Make) 
     assert "--suspended" in arguments
     assert {p["name"]: p["containerPort"] for p in container["ports"]} == {"http": 8000, "admin": 8001}
     assert "8000" in str(by_kind["Service"]["spec"]["ports"])
+
+
+def test_a_gateway_has_an_api_token_whatever_its_service_account_says(service: Make) -> None:
+    deployment = gateway_manifests(dedicated_gateway_spec(service()), CONFIG)[-1]
+    pod = deployment["spec"]["template"]["spec"]
+    folder = "/var/run/secrets/kubernetes.io/serviceaccount"
+    [mount] = [m for m in pod["containers"][0]["volumeMounts"] if m["mountPath"] == folder]
+    [volume] = [volume for volume in pod["volumes"] if volume["name"] == mount["name"]]
+    kinds = {kind: source[kind] for source in volume["projected"]["sources"] for kind in source}
+    assert kinds["serviceAccountToken"]["path"] == "token"
+    assert kinds["configMap"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+    assert kinds["downwardAPI"]["items"][0]["path"] == "namespace"
+    assert pod["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize("secret", ["", "cert"])
+def test_the_port_of_a_gateway_service_says_whether_it_uses_tls(service: Make, api: Any, secret: str) -> None:
+    demo = service(gateway={"tls": {"secretName": secret}} if secret else {})
+    manifests = gateway_manifests(dedicated_gateway_spec(demo), CONFIG)
+    endpoint = next(manifest for manifest in manifests if manifest["kind"] == "Service")
+    stored = api.create(endpoint, dryRun="All")
+    [port] = stored["spec"]["ports"]
+    assert (port["name"], port.get("appProtocol")) == (("https", "https") if secret else ("http", None))
+    assert port["targetPort"] == "http"
+    assert covers(stored, endpoint)
+    assert drift_patch(stored, endpoint) is None
 
 
 def test_a_gateway_mounts_exactly_the_secrets_of_its_spec(service: Make, api: Any) -> None:

@@ -10,11 +10,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 from kubernetes.aio import client
 from kubernetes.aio import config as kube_config
+
+from mizzen.common.proxies import proxy_for
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +31,8 @@ FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 10.0
 BACKOFF_RESET_SECONDS = 20.0
 """If a list and its watches ran for longer than this, the next back-off starts from its minimum again."""
+EARLY_END_FRACTION = 0.9
+"""A watch that lasted for less than this fraction of its duration is followed by a list."""
 MIN_WATCH_SECONDS = 0.3
 """Shortest time between the starts of two watches."""
 MAX_EVENT_BYTES = 16 * 1024 * 1024
@@ -67,7 +72,11 @@ class WatchEvent(msgspec.Struct):
 
 
 class ResourceVersionExpired(Exception):
-    """The API server no longer has the events after the requested resource version (410 Gone)."""
+    """The API server no longer has the events after a resource version (410 Gone), or may have lost them.
+
+    If etcd is restored from a backup, resource versions go back. A watch from a later version is accepted
+    all the same, but sends no events until the versions have caught up.
+    """
 
 
 class ResourceWatch(Generic[W]):
@@ -101,6 +110,8 @@ class ResourceWatch(Generic[W]):
         self._on_error = on_error
         self._selectors = selectors
         self._objects: dict[str, W] = {}
+        self._proxy = ""
+        """URL of the proxy through which the API server is reached; empty if there is none."""
         self._decode_event = msgspec.json.Decoder(WatchEvent).decode
         self._decode = msgspec.json.Decoder(kind).decode
 
@@ -116,6 +127,8 @@ class ResourceWatch(Generic[W]):
             except Exception as error:  # the watch must continue after any error
                 self._on_error()
                 reason = f"{type(error).__name__}: {short_error(error)}"
+                if self._proxy:
+                    reason += f" (through the proxy {urlsplit(self._proxy).netloc.rpartition('@')[2]})"
                 fields = {"resource": self._plural, "reason": reason, "again_in_seconds": wait}
                 log.warning("cannot watch", extra={"fields": fields})
             if time.monotonic() - began > BACKOFF_RESET_SECONDS:
@@ -130,11 +143,15 @@ class ResourceWatch(Generic[W]):
             ResourceVersionExpired: the caller must list again.
         """
         async with await connect() as api:
+            self._proxy = api.configuration.proxy or ""
             version = await self._list(api)
             while True:
-                began = time.monotonic()
-                version = await self._watch(api, version)
-                await asyncio.sleep(max(0.0, MIN_WATCH_SECONDS - (time.monotonic() - began)))
+                began, seconds = time.monotonic(), int(WATCH_SECONDS * random.uniform(0.8, 1.2))
+                version = await self._watch(api, version, seconds)
+                lasted = time.monotonic() - began
+                if lasted < EARLY_END_FRACTION * seconds:  # the API server may have restarted
+                    raise ResourceVersionExpired
+                await asyncio.sleep(max(0.0, MIN_WATCH_SECONDS - lasted))
 
     async def _list(self, api: client.ApiClient) -> str:
         async with asyncio.timeout(LIST_SECONDS):
@@ -145,13 +162,12 @@ class ResourceWatch(Generic[W]):
         self._report()
         return object_list.metadata.resource_version
 
-    async def _watch(self, api: client.ApiClient, version: str) -> str:
-        """Follow the changes since a resource version; return the version where the watch ended.
+    async def _watch(self, api: client.ApiClient, version: str, seconds: int) -> str:
+        """Follow the changes since a resource version for some time; return the version where it ended.
 
         Raises:
             ResourceVersionExpired: the caller must list again.
         """
-        seconds = int(WATCH_SECONDS * random.uniform(0.8, 1.2))
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=IDLE_SECONDS)
         options = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version}
         response = await self._get(api, timeout, timeoutSeconds=str(seconds), **options)
@@ -161,6 +177,8 @@ class ResourceWatch(Generic[W]):
                 if event.type == "ERROR":
                     raise ResourceVersionExpired
                 changed = self._decode(event.object)
+                if is_older(changed.metadata.resource_version, version):
+                    raise ResourceVersionExpired
                 version = changed.metadata.resource_version
                 if event.type != "BOOKMARK":
                     self._apply(event.type, changed)
@@ -223,14 +241,25 @@ async def read_lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             raise ValueError(f"an event of the watch has more than {MAX_EVENT_BYTES} bytes")
 
 
+def is_older(version: str, other: str) -> bool:
+    """Return whether a resource version is older than another; False if they cannot be compared."""
+    return version.isdecimal() and other.isdecimal() and int(version) < int(other)
+
+
 async def connect() -> client.ApiClient:
-    """Return an API client that uses $KUBECONFIG if it is set, else the pod's service account."""
+    """Return an API client that uses $KUBECONFIG if it is set, else the pod's service account.
+
+    It uses the proxy that the kubeconfig or the environment names, as other Kubernetes clients do.
+    """
     configuration = client.Configuration()
     path = os.environ.get("KUBECONFIG")
     if path:
         await kube_config.load_kube_config(path, client_configuration=configuration, persist_config=False)
     else:
         kube_config.load_incluster_config(client_configuration=configuration)
+    configuration.proxy = configuration.proxy or proxy_for(configuration.host, os.environ)
+    # aiohttp itself would ignore networks in NO_PROXY.
+    configuration.client_session_kwargs = {"trust_env": False}
     return client.ApiClient(configuration)
 
 
