@@ -64,7 +64,8 @@ alternative:
 - **An `HTTPRoute` in the spec.** Create your own `HTTPRoute` to the Service of `status.url`;
   `examples/gateway-api.yaml` is an example.
 - **A routing policy or a configurable session header.** The only [policy](routing.md) weighs cached prefix,
-  session and load. The session header is always `x-mizzen-session`.
+  session and load. The session headers are always `x-mizzen-session` and
+  `x-session-affinity`.
 - **`auth`, `limits` and priorities.** Use `spec.gateway.apiKeys`. Each key has its own models, limits,
   priority and weight ([tenants](tenants.md)). Kubernetes tokens are not accepted, because there is no
   TokenReview.

@@ -20,10 +20,10 @@ from mizzen.gateway.requests.output import OutputDelta
 from mizzen.gateway.requests.token_logprobs import ScoredToken, TopToken
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.wire.client.stream import MAX_UNREAD_TOKENS, StreamLost
+from slow_readers import read_stream, request_unread
 from tenant_kit import ALICE, BOB, key_file
 
 BODY = {"model": "demo", "prompt": [5, 6, 7], "stream": True, "return_token_ids": True}
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
 MANY = 20_000
 """Number of tokens in an answer whose events do not fit into the buffers of an `unread` connection."""
 
@@ -34,36 +34,13 @@ async def unread() -> AsyncIterator[Callable[..., Any]]:
     clients: list[socket.socket] = []
 
     async def ask(gateway: Any, key: str = "none", **changes: Any) -> socket.socket:
-        gateway._sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
-        body = json.dumps({**BODY, "max_tokens": MANY, **changes}).encode()
-        client = socket.socket()
-        clients.append(client)
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
-        host, port = gateway.url.removeprefix("http://").split(":")
-        client.connect((host, int(port)))
-        rest = f"authorization: Bearer {key}\r\ncontent-length: {len(body)}\r\n\r\n"
-        client.sendall(HEAD + rest.encode() + body)
-        client.setblocking(False)
-        return client
+        body = {**BODY, "max_tokens": MANY, **changes}
+        clients.append(request_unread(gateway, "/v1/completions", body, key))
+        return clients[-1]
 
     yield ask
     for client in clients:
         client.close()
-
-
-async def read_stream(client: socket.socket) -> list[dict[str, Any]]:
-    """Read an event stream from a socket to its end; return the JSON of its events."""
-    received = bytearray()
-    async with asyncio.timeout(60):
-        while piece := await asyncio.get_running_loop().sock_recv(client, 1 << 20):
-            received += piece
-    at, text = received.index(b"\r\n\r\n") + 4, bytearray()
-    while size := int(received[at : (line := received.index(b"\r\n", at))], 16):
-        text += received[line + 2 : line + 2 + size]
-        at = line + 4 + size
-    events = [line.removeprefix(b"data: ") for line in bytes(text).split(b"\n\n") if line]
-    assert events[-1] == b"[DONE]"
-    return [json.loads(event) for event in events[:-1]]
 
 
 def ids_of(events: list[dict[str, Any]], index: int = 0) -> list[int]:

@@ -73,7 +73,7 @@ async def test_debug_route_parses_requests_like_the_endpoint(live: Any, scripted
 
 
 async def test_sessions_stay_on_their_engine(live: Any, scripted: Any) -> None:
-    """All gateways route a session (header, prompt_cache_key or user) to the same engine.
+    """All gateways route a session (headers, prompt_cache_key or user) to the same engine.
 
     Different sessions spread over the engines.
     """
@@ -84,7 +84,8 @@ async def test_sessions_stay_on_their_engine(live: Any, scripted: Any) -> None:
         for number in range(24):
             session = f"s{number % 6}"
             how = [{"user": session}, {"prompt_cache_key": session}, {}][number % 3 if number >= 12 else 0]
-            headers = {} if how else {"x-mizzen-session": session}
+            header = "x-mizzen-session" if number < 18 else "x-session-affinity"
+            headers = {} if how else {header: session}
             gateway = gateways[number % 2]
             body = {**CHAT, "max_tokens": 2, **how}
             response = await http.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers)

@@ -23,7 +23,12 @@ from mizzen.gateway.routing.interfaces import EXPECTED_OUTPUT_TOKENS, ModelIdent
 from mizzen.gateway.routing.prefix_index import EnginePrefixes
 from mizzen.gateway.routing.router import Router, default_router
 from mizzen.gateway.routing.scorers import SMALL_LOAD_TOKENS
-from mizzen.gateway.routing.session import MAX_SESSION_CHARACTERS, SESSION_HEADER, get_session
+from mizzen.gateway.routing.session import (
+    AFFINITY_HEADER,
+    MAX_SESSION_CHARACTERS,
+    SESSION_HEADER,
+    get_session,
+)
 
 
 @dataclass(eq=False)
@@ -180,6 +185,22 @@ def test_sessions_keep_their_engine_and_few_move_on_changes() -> None:
     assert len({moved for home, moved in zip(before, after, strict=True) if home == "pod-4"}) == 4
 
 
+@pytest.mark.parametrize(
+    ("headers", "session"),
+    [
+        ([], "body"),
+        ([(AFFINITY_HEADER, b"agent")], "agent"),
+        ([(SESSION_HEADER, b"own")], "own"),
+        ([(AFFINITY_HEADER, b"agent"), (SESSION_HEADER, b"own")], "own"),
+        ([(SESSION_HEADER, b"own"), (AFFINITY_HEADER, b"agent")], "own"),
+        ([(SESSION_HEADER, b""), (AFFINITY_HEADER, b"agent")], "agent"),
+        ([(SESSION_HEADER, b""), (AFFINITY_HEADER, b"")], "body"),
+    ],
+)
+def test_headers_name_the_session_before_the_body(headers: list[tuple[bytes, bytes]], session: str) -> None:
+    assert get_session(headers, "body") == session
+
+
 @pytest.mark.parametrize("field", ["user", "prompt_cache_key"])
 def test_long_session_is_replaced_by_a_digest(field: str) -> None:
     """A session's name may fill a body; hashing it per engine and sequence would block the event loop."""
@@ -191,7 +212,8 @@ def test_long_session_is_replaced_by_a_digest(field: str) -> None:
     name = "ä" * 3_500_000
     assert len(session(name)) <= MAX_SESSION_CHARACTERS
     assert session("long " * 20) == "blake2b:706ee26baa7ef166ca0e1fe8bc40d067", "after a restart too"
-    assert get_session([(SESSION_HEADER, b"long " * 20)], "") == session("long " * 20)
+    for header in (SESSION_HEADER, AFFINITY_HEADER):
+        assert get_session([(header, b"long " * 20)], "") == session("long " * 20)
     assert session(name) != session(name[1:])
     assert session("s" * MAX_SESSION_CHARACTERS) == "s" * MAX_SESSION_CHARACTERS
     engines = [FakeEngine(letter) for letter in "abcdefgh"]

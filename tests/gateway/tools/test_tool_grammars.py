@@ -13,10 +13,10 @@ import tokenizers
 import xgrammar
 from tokenizers import decoders, models, pre_tokenizers
 
-from mizzen.core.sampling_params import Grammar
+from mizzen.core.sampling_params import Grammar, GrammarKind
 from mizzen.engine.grammar.errors import GrammarError
 from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder, GrammarTarget
-from mizzen.gateway.reasoning.families import DEEPSEEK, MAGISTRAL, QWEN, ReasoningFamily
+from mizzen.gateway.reasoning.families import DEEPSEEK, MAGISTRAL, QWEN, ReasoningFamily, grammar_format
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.gateway.tools import structural_tags
 from mizzen.gateway.tools.families import BARE, HERMES, LLAMA, MISTRAL, QWEN_XML, CallSchema, ToolFamily
@@ -139,6 +139,35 @@ def accepts(builder: GrammarBuilder, grammar: Grammar, text: Tokenizer, answer: 
     match = matcher(builder, grammar)
     ids = text.encode(answer, add_special_tokens=False)
     return all(match.accept_token(token) for token in ids) and match.accept_token(END)
+
+
+YES_OR_NO = Grammar(GrammarKind.REGEX, "yes|no")
+
+
+@pytest.mark.parametrize("reasoning", [QWEN, DEEPSEEK, MAGISTRAL], ids=lambda family: family.name)
+def test_line_breaks_precede_constrained_text_only_after_reasoning(
+    reasoning: ReasoningFamily, tokenizer: tuple[Tokenizer, GrammarBuilder]
+) -> None:
+    """The parser drops line breaks after reasoning, but without reasoning they would be content."""
+    text, builder = tokenizer
+    format = reasoning.format_with_reasoning(grammar_format(YES_OR_NO), "", text)
+    grammar = structural_tags.structural_tag_grammar(format)
+    thought = f"{'' if reasoning.always_open else reasoning.begin}\nhm\n{reasoning.end}"
+    for answer in ("yes", "\nno", "\n\nyes"):
+        assert accepts(builder, grammar, text, thought + answer)
+    assert not accepts(builder, grammar, text, thought + "\n\n\nyes")
+    if reasoning.always_open:
+        return
+    assert accepts(builder, grammar, text, "yes")
+    compiled = builder.compile(grammar)
+    for answer in ("\nyes", "\n\nno", " yes", "maybe"):
+        assert not accepts(builder, grammar, text, answer)
+    for seed in range(WALKS):
+        tokens = walk(xgrammar.GrammarMatcher(compiled), text.vocab_size, random.Random(seed), text)
+        output = ParsedOutput(reasoning.parser(""), None, (reasoning.begin, reasoning.end))
+        answer = text.decode(tokens, skip_special_tokens=False).removesuffix("</s>")
+        content = output.feed(answer).content + output.end().content
+        assert content in ("yes", "no") or tokens[-1] != END
 
 
 GOOD = '{"city":"Köln"}'

@@ -138,6 +138,14 @@ class Gateway:
             return "the services are not known yet"
         return "" if self.services.synced else "the engines are not known yet"
 
+    @property
+    def not_serving_reason(self) -> str:
+        """Reason why no request would be served now; empty if at least one service serves requests."""
+        if self.not_ready_reason:
+            return self.not_ready_reason
+        reasons = {service.not_serving_reason for service in self.services}
+        return "" if "" in reasons else "; ".join(sorted(reasons)) or "there are no services"
+
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────
 
     def find_service(self, model: str, scope: Scope) -> Service:

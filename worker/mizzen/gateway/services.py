@@ -92,6 +92,7 @@ class Service:
         """
         self.entry = entry
         self._notify = notify
+        self._can_be_woken = config.wake_timeout_seconds > 0
         self.table = EngineTable(
             gateway=name,
             keys=engine_keys(entry, keys),
@@ -144,6 +145,17 @@ class Service:
     def waiting_requests(self) -> int:
         """Number of waiting requests if no engine serves, else 0; if positive, an engine should start."""
         return 0 if self.table.serving else len(self.admission)
+
+    @property
+    def not_serving_reason(self) -> str:
+        """Reason why requests would not be served now; empty if they would be.
+
+        A service that may be scaled to zero serves requests: they wait until one of them has started an
+        engine.
+        """
+        if self.entry.suspended:
+            return "the service is suspended"
+        return "" if self.table.serving or self._can_be_woken else self.table.unavailable_reason()
 
     def check_not_suspended(self) -> None:
         """Check that the service is not suspended.

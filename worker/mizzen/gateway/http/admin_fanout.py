@@ -21,13 +21,13 @@ from starlette.routing import Route
 from mizzen.gateway.engines.verify_request import verify_timeout
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.http.request_bodies import BodyBudget, ClientGone, RequestBody
-from mizzen.gateway.routing.session import SESSION_HEADER
+from mizzen.gateway.routing.session import SESSION_HEADERS
 from mizzen.gateway.telemetry.table_watch import MAX_WAITERS, parse_wait
 
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PROCESS_TIMEOUT_SECONDS = 5.0
 """Time after which a process that does not answer on its admin port counts as failed."""
-FORWARDED_HEADERS = ("authorization", "content-type", SESSION_HEADER.decode())
+FORWARDED_HEADERS = ("authorization", "content-type", *(header.decode() for header in SESSION_HEADERS))
 """Request headers that are forwarded to the processes."""
 RETURNED_HEADERS = ("content-type", "retry-after", "x-should-retry")
 """Response headers of a process that are returned to the client."""

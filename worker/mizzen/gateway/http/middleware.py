@@ -24,12 +24,12 @@ MAX_REQUEST_ID = 128
 INTERNAL_ERROR = "internal_error"
 
 
-class ReadinessCheck(Protocol):
-    """Interface to the readiness of the gateway; see `mizzen.gateway.gateway.Gateway`."""
+class ServingCheck(Protocol):
+    """Tells whether the gateway serves requests; see `mizzen.gateway.gateway.Gateway`."""
 
     @property
-    def not_ready_reason(self) -> str:
-        """Reason why the gateway serves no requests; empty if it serves them."""
+    def not_serving_reason(self) -> str:
+        """Reason why no request would be served now; empty if requests would be served."""
         ...
 
 
@@ -98,20 +98,23 @@ class RequestMiddleware:
 class HealthEndpoint:
     """Middleware that answers `GET /health` on the API's port, as vLLM and SGLang do.
 
-    Load balancers that can reach no other port use it.
+    Load balancers that can reach no other port, and programs that wait until they can send requests, use it.
+    It is not for probes of the gateway's pod: these use /healthz and /readyz on the admin port, which do not
+    depend on the engines.
     """
 
-    def __init__(self, app: ASGIApp, gateway: ReadinessCheck) -> None:
+    def __init__(self, app: ASGIApp, gateway: ServingCheck) -> None:
         self._app = app
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer `GET /health` with 200 if the gateway is ready, else 503; pass all other requests on."""
+        """Answer `GET /health` with 200 if a request would be served, else 503; pass all other requests on."""
         if scope["type"] != "http" or scope["path"] != "/health" or scope["method"] not in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
-        response = Response(status_code=503 if self._gateway.not_ready_reason else 200)
-        await response(scope, receive, send)
+        reason = self._gateway.not_serving_reason
+        content = f"{reason}\n" if reason else None
+        await Response(content, 503 if reason else 200, media_type="text/plain")(scope, receive, send)
 
 
 def valid_request_id(request_id: bytes) -> bytes:

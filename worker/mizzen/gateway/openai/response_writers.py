@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -93,17 +93,23 @@ class ChatWriter(_BaseWriter):
         return self._encode_chunk(ChunkChoice(Delta(role="assistant", content=""), index=index), None)
 
     def write_piece(self, index: int, piece: AnswerPiece, usage: TokenUsage | None) -> bytes:
-        """Return the events for a piece of a choice; the last piece adds an event with the finish reason."""
+        """Return the events for a piece of a choice; the last piece adds an event with the finish reason.
+
+        If the piece needs several events (see `chat_deltas`), its log probabilities and token ids are in the
+        first one.
+        """
         delta = piece.delta
         if self._text_only and piece.finish_reason is None and not delta.reasoning and not delta.tool_calls:
             return self._text_template(index).fill(delta.content)
         logprobs, events = self._logprobs(piece), b""
         has_details = logprobs is not None or (self._generation.return_token_ids and piece.token_ids)
         if piece.delta or has_details:
-            choice = ChunkChoice(
-                chat_delta(piece.delta), None, index, logprobs, self._token_ids(piece.token_ids)
-            )
-            events = self._encode_chunk(choice, usage)
+            first, *more = chat_deltas(delta)
+            token_ids = self._token_ids(piece.token_ids)
+            events = self._encode_chunk(ChunkChoice(first, None, index, logprobs, token_ids), usage)
+            for part in more:
+                choice = ChunkChoice(part, None, index, None, self._token_ids([]))
+                events += self._encode_chunk(choice, usage)
         if piece.finish_reason is not None:
             events += self._encode_chunk(ChunkChoice(Delta(), piece.finish_reason, index), usage)
         return events
@@ -217,22 +223,33 @@ class CompletionWriter(_BaseWriter):
         return CompletionResponse(self._id, self._created, self._model, choices, usage=usage)
 
 
-def chat_delta(delta: OutputDelta) -> Delta:
-    """Convert an output delta to its shape in a chat stream event."""
-    if not delta.reasoning and not delta.tool_calls:
-        return Delta(content=delta.content)
-    chunk_delta = Delta(reasoning_content=delta.reasoning or UNSET, content=delta.content or UNSET)
-    if delta.tool_calls:
-        chunk_delta.tool_calls = [tool_call_chunk(call) for call in delta.tool_calls]
-    return chunk_delta
+def chat_deltas(delta: OutputDelta) -> list[Delta]:
+    """Convert an output delta to the deltas of one or more chat stream events.
+
+    Each has either reasoning, or content, or part of one tool call, because many clients read only one of
+    them: only the first tool call, for example, or content only if there is no reasoning.
+    """
+    deltas = [Delta(reasoning_content=delta.reasoning)] if delta.reasoning else []
+    if delta.content:
+        deltas.append(Delta(content=delta.content))
+    for call in join_tool_calls(delta.tool_calls):
+        deltas += [Delta(tool_calls=[chunk]) for chunk in tool_call_chunks(call)]
+    return deltas or [Delta(content="")]
 
 
-def tool_call_chunk(call: ToolCallDelta) -> ToolCallChunk:
-    """Convert part of a tool call to its shape in a chat stream event."""
-    function = CalledFunctionDelta(UNSET if call.name is None else call.name, call.arguments)
-    if call.id is None:
-        return ToolCallChunk(call.index, function)
-    return ToolCallChunk(call.index, function, call.id, "function")
+def tool_call_chunks(call: ToolCallDelta) -> list[ToolCallChunk]:
+    """Convert part of a tool call to its shape in one or two chat stream events.
+
+    As in OpenAI's streams, the first event of a call has empty arguments: some clients ignore the arguments
+    in it, and others count them twice.
+    """
+    chunks = []
+    if call.id is not None:
+        function = CalledFunctionDelta(call.name or "", "")
+        chunks.append(ToolCallChunk(call.index, function, call.id, "function"))
+    if call.arguments or not chunks:
+        chunks.append(ToolCallChunk(call.index, CalledFunctionDelta(UNSET, call.arguments)))
+    return chunks
 
 
 def chat_message(delta: OutputDelta) -> AnswerMessage:
@@ -246,9 +263,9 @@ def chat_message(delta: OutputDelta) -> AnswerMessage:
     return message
 
 
-def answered_calls(pieces: Iterable[ToolCallDelta]) -> list[AnsweredCall]:
+def answered_calls(parts: Sequence[ToolCallDelta]) -> list[AnsweredCall]:
     """Join the parts of tool calls into complete calls, in the shape of a chat response."""
     return [
         AnsweredCall(call.id or "", AnsweredFunction(call.name or "", call.arguments))
-        for call in join_tool_calls(pieces)
+        for call in join_tool_calls(parts)
     ]

@@ -41,18 +41,20 @@ class ReasoningFamily:
         return ReasoningParser(self.begin, self.end, self.starts_inside(prompt_end))
 
     def format_with_reasoning(self, rest: Format, prompt_end: str, tokenizer: Tokenizer) -> Format:
-        """Return the format of output that may begin with reasoning, followed by output of format `rest`."""
+        """Return the format of output that may begin with reasoning, followed by output of format `rest`.
+
+        Line breaks may precede `rest` only after reasoning: the parser of reasoning drops them there, but
+        without reasoning they would be part of the content.
+        """
         if self.ends_reasoning(prompt_end):
             return rest
         end = structural_tags.tag_marker(tokenizer, self.end)
         free = structural_tags.any_text(*([end] if isinstance(end, str) else ()))
-        if self.starts_inside(prompt_end):
-            reasoning = structural_tags.tag("", free, end)
-        else:
-            reasoning = structural_tags.optional(
-                structural_tags.tag(structural_tags.tag_marker(tokenizer, self.begin), free, end)
-            )
-        return structural_tags.sequence(reasoning, {"type": "regex", "pattern": r"\n{0,2}"}, rest)
+        inside = self.starts_inside(prompt_end)
+        begin = "" if inside else structural_tags.tag_marker(tokenizer, self.begin)
+        breaks = {"type": "regex", "pattern": r"\n{0,2}"}
+        reasoning = structural_tags.sequence(structural_tags.tag(begin, free, end), breaks)
+        return structural_tags.sequence(reasoning if inside else structural_tags.optional(reasoning), rest)
 
 
 QWEN = ReasoningFamily("qwen3", "<think>", "</think>")

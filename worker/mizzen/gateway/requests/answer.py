@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -122,18 +122,18 @@ def join_deltas(first: OutputDelta, second: OutputDelta) -> OutputDelta:
     return OutputDelta(
         first.content + second.content,
         first.reasoning + second.reasoning,
-        first.tool_calls + second.tool_calls,
+        join_tool_calls(first.tool_calls + second.tool_calls),
     )
 
 
 def join_pieces(pieces: list[AnswerPiece]) -> AnswerPiece:
-    """Join consecutive pieces of an answer into one; the parts of a tool call stay separate deltas."""
+    """Join consecutive pieces of an answer into one, with at most one delta for each tool call."""
     calls = [call for piece in pieces for call in piece.delta.tool_calls]
     return AnswerPiece(
         OutputDelta(
             "".join([piece.delta.content for piece in pieces]),
             "".join([piece.delta.reasoning for piece in pieces]),
-            tuple(calls),
+            join_tool_calls(calls),
         ),
         [token for piece in pieces for token in piece.token_ids],
         pieces[-1].finish_reason if pieces else None,
@@ -141,12 +141,24 @@ def join_pieces(pieces: list[AnswerPiece]) -> AnswerPiece:
     )
 
 
-def join_tool_calls(pieces: Iterable[ToolCallDelta]) -> list[ToolCallDelta]:
-    """Join the parts of tool calls; return one complete call per index, in the order of the indices."""
-    calls: dict[int, ToolCallDelta] = {}
-    for piece in pieces:
-        call = calls.get(piece.index, ToolCallDelta(piece.index, ""))
-        calls[piece.index] = ToolCallDelta(
-            piece.index, piece.id or call.id, piece.name or call.name, call.arguments + piece.arguments
-        )
-    return [calls[index] for index in sorted(calls)]
+def join_tool_calls(parts: Sequence[ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
+    """Join consecutive parts of tool calls; return one delta per index, in the order of the indices.
+
+    A delta has an id and a name if one of its parts has them, that is, if the call begins in it.
+    """
+    if len(parts) <= 1:
+        return tuple(parts)
+    calls: dict[int, list[ToolCallDelta]] = {}
+    for part in parts:
+        calls.setdefault(part.index, []).append(part)
+    return tuple(join_call_parts(calls[index]) for index in sorted(calls))
+
+
+def join_call_parts(parts: list[ToolCallDelta]) -> ToolCallDelta:
+    """Join consecutive parts of one tool call; `parts` must not be empty."""
+    return ToolCallDelta(
+        parts[0].index,
+        next((part.id for part in parts if part.id is not None), None),
+        next((part.name for part in parts if part.name is not None), None),
+        "".join([part.arguments for part in parts]),
+    )

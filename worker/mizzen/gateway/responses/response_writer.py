@@ -64,7 +64,7 @@ class ResponsesWriter:
             self._add_reasoning(delta.reasoning)
         if delta.content:
             self._add_content(delta.content)
-        for call in delta.tool_calls:
+        for call in join_tool_calls(delta.tool_calls):
             self._add_call(call)
         if piece.finish_reason is not None:
             self._end_output(piece.finish_reason)

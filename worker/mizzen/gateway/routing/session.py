@@ -6,18 +6,23 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 SESSION_HEADER = b"x-mizzen-session"
+AFFINITY_HEADER = b"x-session-affinity"
+"""Header in which several clients, such as coding agents, send the name of their session."""
+SESSION_HEADERS = (SESSION_HEADER, AFFINITY_HEADER)
+"""Headers that may name the session, in the order of their precedence."""
 MAX_SESSION_CHARACTERS = 64
 """Longest session name that is used unchanged; OpenAI has the same limit for `prompt_cache_key`."""
 
 
 def get_session(headers: Iterable[tuple[bytes, bytes]], body_session: str) -> str:
-    """Return a request's session, from its header or else from its body; empty if neither has one.
+    """Return a request's session, from one of `SESSION_HEADERS` or else from its body; empty if none has one.
 
     `body_session` must have been shortened by `bound_session`.
     """
-    for name, value in headers:
-        if name == SESSION_HEADER and value:
-            return bound_session(value.decode("latin-1"))
+    named = {name: value for name, value in headers if value and name in SESSION_HEADERS}
+    for name in SESSION_HEADERS:
+        if name in named:
+            return bound_session(named[name].decode("latin-1"))
     return body_session
 
 
