@@ -224,7 +224,7 @@ def test_error_codes_and_types_are_unchanged() -> None:
                     errors.ApiError(status, "text").error_type,
                     " ".join(name.decode() for name, _ in errors.ApiError(status, "text").headers()),
                 ]
-                for status in (400, 401, 403, 404, 408, 409, 413, 429, 431, 500, 502, 503, 504)
+                for status in (400, 401, 403, 404, 408, 409, 413, 415, 429, 431, 500, 502, 503, 504)
             },
             "header of a time to wait": errors.unavailable("text").headers()[1][0].decode(),
             "body": shape(json.loads(errors.ApiError(400, "text").body())),

@@ -6,6 +6,9 @@ import math
 
 import msgspec
 
+ACCEPTED_ENCODINGS = "gzip, deflate"
+"""Values of Content-Encoding that request bodies may have, in the form of an Accept-Encoding header."""
+
 
 class ApiError(Exception):
     """Error response in OpenAI's shape."""
@@ -45,6 +48,8 @@ class ApiError(Exception):
             headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after_seconds))).encode()))
         elif self.status == 429:  # a retry cannot succeed, but OpenAI's clients retry without this header
             headers.append((b"x-should-retry", b"false"))
+        elif self.status == 415:
+            headers.append((b"accept-encoding", ACCEPTED_ENCODINGS.encode()))
         return headers
 
 

@@ -108,7 +108,7 @@ class HealthEndpoint:
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer `GET /health` with 200 if a request would be served, else 503; pass all other requests on."""
+        """Answer `GET /health` with 200 if requests would be served, else 503; pass other requests on."""
         if scope["type"] != "http" or scope["path"] != "/health" or scope["method"] not in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return

@@ -1,4 +1,7 @@
-"""Read request bodies, with limits on the size and the arrival time of each, and on their total size."""
+"""Read request bodies, with limits on the size and the arrival time of each, and on their total size.
+
+The limits on the size apply to decompressed bodies, and to compressed ones as well.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from starlette.types import Receive, Scope
 
 from mizzen.gateway.auth.authentication import get_tenant
 from mizzen.gateway.errors import ApiError, unavailable
+from mizzen.gateway.http.content_encoding import BodyDecompressor, new_decompressor
 
 BODY_TIMEOUT_SECONDS = 60.0
 """Time in which a complete body must arrive."""
@@ -79,6 +83,7 @@ class RequestBody:
         self._budget = budget
         self._limit = limit
         self._size = 0
+        self._received = 0
         self._tenant = ""
 
     def __enter__(self) -> RequestBody:
@@ -91,29 +96,33 @@ class RequestBody:
         self._size = 0
 
     async def read(self, scope: Scope, receive: Receive) -> bytes:
-        """Return the complete body of a request.
+        """Return the complete body of a request, decompressed if it has a Content-Encoding.
 
         Raises:
-            ApiError: 413 if the body is too long, 408 if it does not arrive in time, 429 or 503 if the
-                budget is exceeded (see `BodyBudget.reserve`).
+            ApiError: 413 if the body is too long, 408 if it does not arrive in time, 415 if its encoding is
+                not supported, 400 if it is not valid compressed data, 429 or 503 if the budget is exceeded
+                (see `BodyBudget.reserve`).
             ClientGone: the client closed the connection.
         """
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > self._limit:
             raise body_too_large(self._limit)
+        decompressor = new_decompressor(scope["headers"])
         tenant = get_tenant(scope)
         self._tenant = tenant.name if tenant is not None else ""
         body = bytearray()
         try:
             async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
-                while await self._read_part(receive, body):
+                while await self._read_part(receive, body, decompressor):
                     pass
         except TimeoutError:
             raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_SECONDS:g} s") from None
         return bytes(body)
 
-    async def _read_part(self, receive: Receive, body: bytearray) -> bool:
-        """Receive the next part and append it to `body`; return whether more parts follow."""
+    async def _read_part(
+        self, receive: Receive, body: bytearray, decompressor: BodyDecompressor | None
+    ) -> bool:
+        """Receive the next part and append its data to `body`; return whether more parts follow."""
         try:
             async with asyncio.timeout(BODY_STALL_SECONDS):
                 message = await receive()
@@ -122,12 +131,26 @@ class RequestBody:
         if message["type"] == "http.disconnect":
             raise ClientGone("the client closed the connection while it sent its request")
         part = message.get("body", b"")
-        if len(body) + len(part) > self._limit:
+        more = bool(message.get("more_body"))
+        if decompressor is None:
+            self._append(body, part)
+            return more
+        self._received += len(part)
+        if self._received > self._limit:
             raise body_too_large(self._limit)
-        self._budget.reserve(len(part), self._tenant)
-        self._size += len(part)
-        body += part
-        return bool(message.get("more_body"))
+        for data in decompressor.decompress(part):
+            self._append(body, data)
+            await asyncio.sleep(0)  # a small part may decompress to the largest body
+        if not more:
+            decompressor.finish()
+        return more
+
+    def _append(self, body: bytearray, data: bytes) -> None:
+        if len(body) + len(data) > self._limit:
+            raise body_too_large(self._limit)
+        self._budget.reserve(len(data), self._tenant)
+        self._size += len(data)
+        body += data
 
 
 def body_too_large(limit: int) -> ApiError:
