@@ -21,6 +21,7 @@ from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.autoscaling.autoscaler import Autoscaler
 from mizzen_operator.config import OperatorConfig, parse_config
 from mizzen_operator.gateway_client.watch import GatewayWatch
+from mizzen_operator.informers.discovery import wait_until_served
 from mizzen_operator.informers.informer import Informers, kopf_settings
 from mizzen_operator.informers.metadata_poll import MetadataPoller
 from mizzen_operator.informers.watch_health import WatchHealth
@@ -176,6 +177,7 @@ class _Replica:
         await self._api_server.close()
 
     async def _on_startup(self, **_: Any) -> None:
+        await wait_until_served(self._api_server)
         self._watch_health.start()
         self._leading = asyncio.create_task(self._run(), name="replica")
 

@@ -148,9 +148,8 @@ def crd_accepts_objects(client: Api) -> bool:
     return True
 
 
-@pytest.fixture(scope="session")
-def api(control_plane: ControlPlane) -> Iterator[Api]:
-    client = Api(control_plane)
+def install_crd(client: Api) -> None:
+    """Create the CRD, and wait until the API server accepts its objects."""
     crd = yaml.safe_load((ROOT / "crds/inferenceservices.yaml").read_text())
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     client.apply_any(crd, path)
@@ -163,6 +162,37 @@ def api(control_plane: ControlPlane) -> Iterator[Api]:
 
     eventually(established)
     eventually(lambda: crd_accepts_objects(client), expectation="the API server accepts objects of the CRD")
+
+
+@pytest.fixture
+def operators_without_crd(tmp_path: Path) -> Iterator[tuple[Any, Callable[[], Api]]]:
+    """Operators of a control plane without the CRD, and a function that creates the CRD and returns a client.
+
+    No operator has been started.
+    """
+    plane = start_control_plane(tmp_path, controllers=(), scheduler=False)
+    client = Api(plane)
+    folder = tmp_path / "operators"
+    folder.mkdir()
+    processes = _helper("operator_processes").Operators(client, plane, folder)
+
+    def create_crd() -> Api:
+        install_crd(client)
+        return client
+
+    try:
+        processes.install()
+        yield processes, create_crd
+        processes.stop(eventually)
+    finally:
+        client.close()
+        plane.stop()
+
+
+@pytest.fixture(scope="session")
+def api(control_plane: ControlPlane) -> Iterator[Api]:
+    client = Api(control_plane)
+    install_crd(client)
     restricted = {"metadata": {"labels": RESTRICTED}}
     content_type = "application/merge-patch+json"
     client.request("PATCH", "/api/v1/namespaces/default", restricted, content_type=content_type)

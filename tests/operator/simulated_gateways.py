@@ -39,6 +39,8 @@ class Behaviour:
     """Namespaces whose engines the node rejects."""
     unschedulable: set[str] = field(default_factory=set)
     """Namespaces whose engines are unschedulable."""
+    sidecars: set[str] = field(default_factory=set)
+    """Namespaces in which admission adds an ordinary sidecar to each pod; it never ends by itself."""
     failed: set[str] = field(default_factory=set)
     """Uids of pods whose container ended with an error."""
     unreachable: set[str] = field(default_factory=set)

@@ -168,7 +168,9 @@ class SimulatedNode(SimulatedGateways):
             container_status = {"name": container, "image": spec["containers"][0]["image"], "imageID": ""}
             container_status |= {"restartCount": 0, "ready": False, "state": {"terminated": ended}}
             conditions = [{"type": kind, "status": "False"} for kind in ("ContainersReady", "Ready")]
-            over = {"phase": "Failed", "conditions": conditions, "containerStatuses": [container_status]}
+            statuses = [container_status, *self._sidecars(meta)]
+            phase = "Running" if len(statuses) > 1 else "Failed"
+            over = {"phase": phase, "conditions": conditions, "containerStatuses": statuses}
             path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status"
             content_type = "application/strategic-merge-patch+json"
             self._quietly("PATCH", path, {"status": over}, content_type=content_type)
@@ -197,9 +199,16 @@ class SimulatedNode(SimulatedGateways):
                 {"type": "ContainersReady", "status": str(running)},
                 {"type": "Ready", "status": str(ready)},
             ],
-            "containerStatuses": [self._container_status(pod, running, broken)],
+            "containerStatuses": [self._container_status(pod, running, broken), *self._sidecars(meta)],
         }
         self._patch(pod, status)
+
+    def _sidecars(self, meta: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the statuses of the containers that admission has added to a pod."""
+        if meta["namespace"] not in self.behaviour.sidecars:
+            return []
+        sidecar = {"name": "proxy", "image": "i", "imageID": "", "restartCount": 0, "ready": True}
+        return [{**sidecar, "state": {"running": {}}}]
 
     def _patch(self, pod: dict[str, Any], status: dict[str, Any]) -> None:
         meta, text = pod["metadata"], json.dumps(status)
@@ -220,7 +229,8 @@ class SimulatedNode(SimulatedGateways):
         phase, state = "Running", {"state": {"running": {}}, "ready": True}
         if "result" in fetch:
             ended = {"exitCode": 0, "reason": "Completed", "message": json.dumps(fetch["result"])}
-            phase, state = "Succeeded", {"state": {"terminated": ended}, "ready": False}
+            phase = "Running" if self._sidecars(meta) else "Succeeded"
+            state = {"state": {"terminated": ended}, "ready": False}
         elif "error" in fetch:
             ended = {"exitCode": 1, "reason": "Error", "message": fetch["error"]}
             waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
@@ -231,7 +241,7 @@ class SimulatedNode(SimulatedGateways):
             "phase": phase,
             "podIP": address,
             "conditions": conditions,
-            "containerStatuses": [{**container, **state}],
+            "containerStatuses": [{**container, **state}, *self._sidecars(meta)],
         }
 
     def _serve_progress(self, meta: dict[str, Any]) -> None:

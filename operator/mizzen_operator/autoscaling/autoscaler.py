@@ -201,10 +201,15 @@ class Autoscaler:
 
 
 def competing_hpa(autoscalers: Iterable[Mapping[str, Any]], service: str) -> str:
-    """Return the name of the first HorizontalPodAutoscaler that targets a service; empty if none does."""
+    """Return the name of the first HorizontalPodAutoscaler that targets a service; empty if none does.
+
+    Other APIs have a kind `InferenceService` too. The version does not matter, because Kubernetes ignores it.
+    """
+    wanted = (labels.GROUP, labels.KIND, service)
     for body in autoscalers:
         target = body["spec"]["scaleTargetRef"]
-        if (target.get("kind"), target.get("name")) == (labels.KIND, service):
+        group = target.get("apiVersion", "").partition("/")[0]
+        if (group, target.get("kind"), target.get("name")) == wanted:
             return body["metadata"]["name"]
     return ""
 

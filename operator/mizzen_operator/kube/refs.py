@@ -8,6 +8,8 @@ from urllib.parse import quote
 from mizzen_operator.api import labels
 
 _PATHS = {
+    "APIGroupList": ("", "apis"),
+    "APIResourceList": (f"/apis/{labels.GROUP}", labels.VERSION),
     "InferenceService": (f"/apis/{labels.GROUP}/{labels.VERSION}", labels.PLURAL),
     "Pod": ("/api/v1", "pods"),
     "Service": ("/api/v1", "services"),

@@ -28,6 +28,8 @@ from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.model_cache.progress import (
     Download,
+    fetch_containers,
+    is_kept_by_sidecar,
     load_finished_download,
     new_download,
     read_progress,
@@ -114,6 +116,7 @@ class ModelFetcher:
             return None
         if (finished := load_finished_download(service)) is not None:
             if not (unused and service.groups and await self._is_claim_missing(service)):
+                await self._end_finished_jobs(service)
                 return finished
             await self._delete_jobs(service, keep="")
             return new_download(service, waiting_for="its claim is gone: the model is fetched again")
@@ -129,23 +132,45 @@ class ModelFetcher:
         elif not is_owned_by(live, service.uid):
             raise name_taken_error({**live, "kind": "Job"}, service.name)
         download = await self._read_download(service, live)
-        if live is not None and _has_ended(live) and not download.cached_time:
+        if live is not None and not download.cached_time and await self._has_lost_result(service, live):
             # The pod was deleted before its result was read. The next Job finds the model complete.
             await self._delete(live)
         elif download.cached_time:
             await self._delete_jobs(service, keep=name)
         return download
 
+    async def _end_finished_jobs(self, service: InferenceService) -> None:
+        """Delete fetch Jobs that have fetched the model, but do not end.
+
+        A Job ends only once all containers of its pod have. A sidecar that admission has injected runs on, and
+        the pod keeps the cache mounted. The status contains the result already, so the Job is not needed.
+        """
+        for pod in await self._list_pods(service):
+            owners = pod["metadata"].get("ownerReferences", [])
+            jobs = [owner for owner in owners if owner["kind"] == "Job" and owner.get("controller")]
+            if not (jobs and is_kept_by_sidecar(pod)):
+                continue
+            job = await self._kube.get(ObjectRef("Job", service.namespace, jobs[0]["name"]))
+            if job is not None and job["metadata"]["uid"] == jobs[0]["uid"] and is_owned_by(job, service.uid):
+                await self._delete(job)
+
+    async def _list_pods(self, service: InferenceService) -> list[dict[str, Any]]:
+        """Return the pods of a service's fetch Jobs."""
+        pods = await self._kube.list(ObjectRef("Pod", service.namespace), f"{labels.SERVICE}={service.name}")
+        return [pod for pod in pods if labels.JOB_NAME in pod["metadata"].get("labels", {})]
+
+    async def _has_lost_result(self, service: InferenceService, job: Mapping[str, Any]) -> bool:
+        """Return whether a Job whose result could not be read has nothing left to do."""
+        if _has_ended(job):
+            return True
+        pods = await self._list_pods(service)
+        return any(is_owned_by(pod, job["metadata"]["uid"]) and is_kept_by_sidecar(pod) for pod in pods)
+
     async def _read_download(self, service: InferenceService, job: Mapping[str, Any] | None) -> Download:
         """Read the progress from a Job's pods; ignore pods of an earlier Job with the same name."""
         key, download = ServiceKey(service.namespace, service.name), new_download(service)
         uid = job["metadata"]["uid"] if job is not None else ""
-        pods = await self._kube.list(ObjectRef("Pod", service.namespace), f"{labels.SERVICE}={service.name}")
-        fetching = [
-            pod
-            for pod in pods
-            if labels.JOB_NAME in pod["metadata"].get("labels", {}) and is_owned_by(pod, uid)
-        ]
+        fetching = [pod for pod in await self._list_pods(service) if is_owned_by(pod, uid)]
         for pod in fetching:
             if (result := read_result(pod)) is not None:
                 total = int(result.get("bytes", 0))
@@ -205,9 +230,7 @@ class ModelFetcher:
         """Return a pod's response to `/progress`; empty if it does not respond."""
         status = pod.get("status", {})
         address = status.get("podIP", "")
-        running = any(
-            "running" in container.get("state", {}) for container in status.get("containerStatuses", [])
-        )
+        running = any("running" in container.get("state", {}) for container in fetch_containers(status))
         if not address or not running:
             return {}
         host = f"[{address}]" if ":" in address else address

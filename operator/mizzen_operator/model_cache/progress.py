@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from mizzen_operator.api import labels
 from mizzen_operator.api.types import InferenceService
-from mizzen_operator.pods.container_state import read_problem
+from mizzen_operator.pods.container_state import read_problem, unfinished_init_containers
 from mizzen_operator.resources.fetch_job import cache_folder, cache_location, resolved_revision
 from mizzen_operator.rollout.actions import Action, RolloutTarget, drop_creations
 from mizzen_operator.rollout.state import RolloutState
@@ -176,9 +177,9 @@ def read_progress(pod: Mapping[str, Any], answer: Mapping[str, Any], download: D
 
 def read_result(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the result in a pod's termination message; None if the fetch has not succeeded."""
-    for container in pod.get("status", {}).get("containerStatuses", []):
+    for container in fetch_containers(pod.get("status", {})):
         terminated = container.get("state", {}).get("terminated") or {}
-        if container["name"] == "fetch" and terminated and terminated.get("exitCode") == 0:
+        if terminated and terminated.get("exitCode") == 0:
             try:
                 result = json.loads(terminated.get("message", ""))
             except ValueError:
@@ -187,22 +188,40 @@ def read_result(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
+def fetch_containers(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the status of a fetch pod's own container; admission may have injected other containers."""
+    return [entry for entry in status.get("containerStatuses", []) if entry.get("name") == labels.FETCH]
+
+
+def is_kept_by_sidecar(pod: Mapping[str, Any]) -> bool:
+    """Return whether a pod has fetched its model, but runs on because of another container."""
+    status = pod.get("status", {})
+    if "deletionTimestamp" in pod["metadata"] or status.get("phase") in ("Succeeded", "Failed"):
+        return False
+    ended = [entry.get("state", {}).get("terminated") or {} for entry in fetch_containers(status)]
+    others = [entry for entry in status.get("containerStatuses", []) if entry.get("name") != labels.FETCH]
+    return bool(others) and any(terminated.get("exitCode") == 0 for terminated in ended)
+
+
 def _pod_error(status: Mapping[str, Any]) -> str:
-    """Return why the last attempt to fetch failed, even while the next one runs; empty if it did not."""
-    containers = status.get("containerStatuses", [])
+    """Return why the last attempt to fetch failed, even while the next one runs; empty if it did not.
+
+    Problems of init containers, which a native sidecar is too, count until the fetch container has started.
+    """
+    containers = fetch_containers(status)
     for container in containers:
         state, previous = container.get("state", {}), container.get("lastState", {})
         terminated = state.get("terminated") or previous.get("terminated") or {}
         if terminated.get("exitCode", 0) != 0:
             return terminated.get("message") or f"its pod ended with exit code {terminated['exitCode']}"
-    reason, message = read_problem(status, containers)
+    blocking = [] if _has_started(status) else unfinished_init_containers(status)
+    reason, message = read_problem(status, [*containers, *blocking])
     return message or reason
 
 
 def _has_started(status: Mapping[str, Any]) -> bool:
     return any(
-        "waiting" not in container.get("state", {"waiting": {}})
-        for container in status.get("containerStatuses", [])
+        "waiting" not in container.get("state", {"waiting": {}}) for container in fetch_containers(status)
     )
 
 
@@ -236,12 +255,13 @@ def allowed_actions(actions: Sequence[Action], revision: str, download: Download
     return drop_creations(actions, revision)
 
 
-def restart_progress_clock(state: RolloutState, download: Download | None) -> RolloutState:
+def restart_progress_clock(state: RolloutState, download: Download | None, now: datetime) -> RolloutState:
     """Return the rollout state with a progress clock that starts at the end of the download or later.
 
-    The time of a download does not count towards a rollout's progress deadline.
+    The time of a download does not count towards a rollout's progress deadline. The clock never starts after
+    `now`: another leader, whose clock may be ahead, may have written the time of the download's end.
     """
     if download is None or not download.cached_time or state.progress is None:
         return state
-    time = max(state.progress.time, datetime.fromisoformat(download.cached_time))
+    time = max(state.progress.time, min(now, datetime.fromisoformat(download.cached_time)))
     return replace(state, progress=replace(state.progress, time=time))

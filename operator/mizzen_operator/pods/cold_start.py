@@ -14,6 +14,7 @@ from typing import Any
 
 from mizzen_operator.api import labels
 from mizzen_operator.kube.objects import timestamp
+from mizzen_operator.pods.container_state import engine_containers
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class StartupTimings:
     Attributes:
         created: time at which the pod was created.
         scheduled: time at which the pod was bound to a node.
-        fetch_duration: time that init containers took to fetch the model; zero without init containers.
+        fetch_duration: time that the init container took to fetch the model; zero without one.
         engine_started: time at which the engine's container was last started.
         ready: time at which the engine became ready.
     """
@@ -44,11 +45,14 @@ def read_startup_timings(pod: Mapping[str, Any]) -> StartupTimings:
     """Read the startup timings of an engine pod."""
     status = pod.get("status", {})
     true = {entry["type"]: entry for entry in status.get("conditions", []) if entry.get("status") == "True"}
-    containers = status.get("containerStatuses", [])
-    engines = [container for container in containers if container.get("name") == labels.ENGINE]
+    engines = engine_containers(status.get("containerStatuses", []))
     running = [engine.get("state", {}).get("running") or {} for engine in engines]
     init_containers = status.get("initContainerStatuses", [])
-    fetches = [container.get("state", {}).get("terminated") or {} for container in init_containers]
+    fetches = [
+        container.get("state", {}).get("terminated") or {}
+        for container in init_containers
+        if container.get("name") == labels.FETCH
+    ]
     return StartupTimings(
         created=_parse_time(pod["metadata"], "creationTimestamp"),
         scheduled=_parse_time(true.get("PodScheduled", {}), "lastTransitionTime"),

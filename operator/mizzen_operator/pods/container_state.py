@@ -35,6 +35,39 @@ The kubelet resets its back-off after the same time.
 """
 
 
+def engine_containers(containers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the statuses of an engine pod's engine; admission may have injected other containers."""
+    return [container for container in containers if container.get("name") == labels.ENGINE]
+
+
+def has_ended(pod: Mapping[str, Any]) -> bool:
+    """Return whether an engine pod can never be ready again.
+
+    The phase alone does not tell: an injected sidecar keeps the phase Running after the engine has ended.
+    With `restartPolicy: Never`, a pod in which any container has ended never becomes ready again.
+    """
+    status = pod.get("status", {})
+    if status.get("phase") in ("Failed", "Succeeded"):
+        return True
+    return pod["spec"].get("restartPolicy") == "Never" and any(
+        container.get("state", {}).get("terminated") for container in status.get("containerStatuses", [])
+    )
+
+
+def order_by_relevance(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the container statuses of an engine pod in the order in which their problems are reported.
+
+    Once the engine has been created, it comes first: when it has ended, the kubelet stops the sidecars, and
+    their exit codes do not explain anything. Until then, an init container may be what the pod waits for.
+    """
+    containers = status.get("containerStatuses", [])
+    engines = engine_containers(containers)
+    begun = [engine for engine in engines if "waiting" not in engine.get("state", {"waiting": {}})]
+    others = [container for container in containers if container not in engines]
+    waiting = [engine for engine in engines if engine not in begun]
+    return [*begun, *unfinished_init_containers(status), *waiting, *others]
+
+
 def read_device_loss(containers: Sequence[Mapping[str, Any]]) -> tuple[str, bool]:
     """Return an engine's message that it lost its device, and whether `restartCount` includes the exit.
 
@@ -44,11 +77,10 @@ def read_device_loss(containers: Sequence[Mapping[str, Any]]) -> tuple[str, bool
     Args:
         containers: the container statuses of an engine pod.
     """
-    for container in containers:
+    for container in engine_containers(containers):
         current, previous = (container.get(state, {}).get("terminated") for state in ("state", "lastState"))
         terminated = current or previous or {}
-        is_engine = container.get("name") == labels.ENGINE
-        if is_engine and terminated.get("exitCode") == labels.DEVICE_LOST_CODE:
+        if terminated.get("exitCode") == labels.DEVICE_LOST_CODE:
             message = (
                 terminated.get("message") or f"the engine has lost its device ({_exit_code(terminated)})"
             )

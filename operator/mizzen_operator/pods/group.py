@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 from mizzen_operator.api import child_names, labels, reasons
@@ -20,11 +20,13 @@ from mizzen_operator.pods.cold_start import (
 )
 from mizzen_operator.pods.container_state import (
     FAILING_WAIT_REASONS,
+    engine_containers,
+    has_ended,
     is_creating_containers,
+    order_by_relevance,
     read_device_loss,
     read_disruption,
     read_problem,
-    unfinished_init_containers,
     unschedulable_message,
 )
 
@@ -35,6 +37,8 @@ The back-off doubles with each attempt.
 """
 _IDENTITY_LABELS = (labels.REVISION, labels.GROUP_INDEX, labels.INCARNATION)
 """Labels whose values identify the group of a pod."""
+NO_AGES: Mapping[str, float] = MappingProxyType({})
+"""Ages of pods that this process sees for the first time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,9 @@ class Group:
         node: node of the leading pod; empty until all pods have a node.
         creating_containers: one of its pods has a node, but none of that pod's containers has been created.
         unschedulable: the scheduler's message if no node fits; empty if one fits or scheduling has not begun.
-        restarts: number of restarts of its containers; for a multi-pod group, 1 once a container has failed.
-        created: creation time of its first pod.
+        restarts: number of restarts of its engine; for a multi-pod group, 1 once an engine has failed.
+        created: creation time of its first pod, by the clock of the API server.
+        age: seconds since this process first saw one of its pods.
         reason: why a container is waiting, or why it last exited, such as `Error`; `CrashLoopBackOff` from
             the first restart until the group first serves; empty if all containers run well.
         message: message that belongs to `reason`, such as the container's termination message.
@@ -114,6 +119,7 @@ class Group:
     unschedulable: str = ""
     restarts: int = 0
     created: str = ""
+    age: float = 0.0
     reason: str = ""
     message: str = ""
     incomplete: bool = False
@@ -152,27 +158,28 @@ class Group:
         return self.ended or self.reason in FAILING_WAIT_REASONS
 
 
-def is_backing_off(created: str, attempt: int, now: datetime) -> bool:
+def is_backing_off(age: float, attempt: int) -> bool:
     """Return whether it is too early to replace a group that ended without having served.
 
     A node that rejects a pod (no free device, an unfit host) does so at once, and rejects its replacements
     too. So the back-off doubles with each attempt.
 
     Args:
-        created: creation time of the group, as Kubernetes writes it.
+        age: seconds since this process first saw the group.
         attempt: the group's attempt, from 0.
-        now: the time, in UTC.
     """
-    age = (now - datetime.fromisoformat(created)).total_seconds()
     return age < min(BACKOFF_MAX_SECONDS, BACKOFF_BASE_SECONDS * 2 ** min(attempt, 10))
 
 
-def read_groups(service: str, pods: Sequence[Mapping[str, Any]]) -> tuple[Group, ...]:
+def read_groups(
+    service: str, pods: Sequence[Mapping[str, Any]], ages: Mapping[str, float] = NO_AGES
+) -> tuple[Group, ...]:
     """Read the groups of a service from its engine pods, in the order of their first pods in `pods`.
 
     Args:
         service: name of the service.
         pods: engine pods whose labels are valid.
+        ages: seconds since this process first saw each pod, by uid; 0 for a pod that is missing.
     """
     by_group: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for pod in pods:
@@ -183,24 +190,29 @@ def read_groups(service: str, pods: Sequence[Mapping[str, Any]]) -> tuple[Group,
         )
         by_group.setdefault(identity, []).append(pod)
     return tuple(
-        read_single_pod_group(members[0]) if len(identity) == 1 else read_multi_pod_group(service, members)
+        read_single_pod_group(members[0], ages)
+        if len(identity) == 1
+        else read_multi_pod_group(service, members, ages)
         for identity, members in by_group.items()
     )
 
 
-def read_multi_pod_group(service: str, pods: Sequence[Mapping[str, Any]]) -> Group:
+def read_multi_pod_group(
+    service: str, pods: Sequence[Mapping[str, Any]], ages: Mapping[str, float] = NO_AGES
+) -> Group:
     """Read the pods of one multi-pod group.
 
     Args:
         service: name of the service.
         pods: the group's existing pods, at least one, in any order.
+        ages: seconds since this process first saw each pod, by uid.
     """
     first_labels = pods[0]["metadata"]["labels"]
     size = int(first_labels[labels.PODS])
     ranked = sorted(
         ((int(pod["metadata"]["labels"][labels.RANK]), pod) for pod in pods), key=lambda entry: entry[0]
     )
-    read = [(rank, read_single_pod_group(pod), pod) for rank, pod in ranked]
+    read = [(rank, read_single_pod_group(pod, ages), pod) for rank, pod in ranked]
     members = tuple(
         GroupPod(
             name=state.name,
@@ -230,21 +242,20 @@ def read_multi_pod_group(service: str, pods: Sequence[Mapping[str, Any]]) -> Gro
         default=None,
     )
     unschedulable = next((state for state in states if state.unschedulable), None)
-    created = min(state.created for state in states)
+    age = max(state.age for state in states)
     return replace(
         base,
         terminating=terminating,
         ended=ended,
-        backing_off=ended
-        and not base.was_routable
-        and is_backing_off(created, base.attempt, datetime.now(UTC)),
+        backing_off=ended and not base.was_routable and is_backing_off(age, base.attempt),
         containers_ready=complete and all(state.containers_ready for state in states),
         node=base.node if complete and all(state.node for state in states) else "",
         creating_containers=any(state.creating_containers for state in states),
         unschedulable=f"{unschedulable.name}: {unschedulable.unschedulable}" if unschedulable else "",
         # Pods of such a group are not restarted in place, so it fails once, however many of its pods fail.
-        restarts=int(not terminating and any(_has_failed_container(pod) for *_, pod in read)),
-        created=created,
+        restarts=int(not terminating and any(_has_failed_engine(pod) for *_, pod in read)),
+        created=min(state.created for state in states),
+        age=age,
         reason=with_problem.reason if with_problem else "",
         message=with_problem.message if with_problem else "",
         incomplete=leader is None or (base.was_routable and not complete),
@@ -254,20 +265,21 @@ def read_multi_pod_group(service: str, pods: Sequence[Mapping[str, Any]]) -> Gro
     )
 
 
-def _has_failed_container(pod: Mapping[str, Any]) -> bool:
-    """Return whether a container of a pod has exited with an error."""
-    states = [container.get("state", {}) for container in pod.get("status", {}).get("containerStatuses", [])]
+def _has_failed_engine(pod: Mapping[str, Any]) -> bool:
+    """Return whether the engine of a pod has exited with an error."""
+    engines = engine_containers(pod.get("status", {}).get("containerStatuses", []))
+    states = [container.get("state", {}) for container in engines]
     return any((state.get("terminated") or {}).get("exitCode", 0) for state in states)
 
 
-def read_single_pod_group(pod: Mapping[str, Any]) -> Group:
-    """Read one engine pod as a single-pod group."""
+def read_single_pod_group(pod: Mapping[str, Any], ages: Mapping[str, float] = NO_AGES) -> Group:
+    """Read one engine pod as a single-pod group; `ages` is the argument of `read_groups`."""
     meta, status = pod["metadata"], pod.get("status", {})
     conditions = {entry["type"]: entry for entry in status.get("conditions", [])}
     containers = status.get("containerStatuses", [])
-    reason, message = read_problem(status, [*unfinished_init_containers(status), *containers])
+    reason, message = read_problem(status, order_by_relevance(status))
     device_loss, counted = read_device_loss(containers)
-    restarts = sum(container.get("restartCount", 0) for container in containers)
+    restarts = sum(container.get("restartCount", 0) for container in engine_containers(containers))
     restarts += bool(device_loss and not counted)
     was_routable = labels.ROUTABLE in conditions
     if reason and reason not in FAILING_WAIT_REASONS and restarts and not was_routable:
@@ -277,7 +289,7 @@ def read_single_pod_group(pod: Mapping[str, Any]) -> Group:
     disruption = conditions.get("DisruptionTarget", {})
     if disruption.get("status") == "True":
         reason, message = read_disruption(pod, disruption)
-    ended = status.get("phase") in ("Failed", "Succeeded") or bool(device_loss)
+    ended = has_ended(pod) or bool(device_loss)
     gates = {gate["conditionType"] for gate in pod["spec"].get("readinessGates", [])}
     verification = conditions.get(labels.VERIFIED, {})
     verified = verification.get("status") == "True"
@@ -286,7 +298,7 @@ def read_single_pod_group(pod: Mapping[str, Any]) -> Group:
         if verification and not verified
         else ("", "")
     )
-    attempt, created = int(meta["labels"][labels.INCARNATION]), meta.get("creationTimestamp", "")
+    attempt, age = int(meta["labels"][labels.INCARNATION]), ages.get(meta["uid"], 0.0)
     return Group(
         name=meta["name"],
         uid=meta["uid"],
@@ -295,7 +307,7 @@ def read_single_pod_group(pod: Mapping[str, Any]) -> Group:
         attempt=attempt,
         terminating="deletionTimestamp" in meta,
         ended=ended,
-        backing_off=ended and not was_routable and is_backing_off(created, attempt, datetime.now(UTC)),
+        backing_off=ended and not was_routable and is_backing_off(age, attempt),
         containers_ready=conditions.get("ContainersReady", {}).get("status") == "True",
         was_routable=was_routable,
         routable=conditions.get(labels.ROUTABLE, {}).get("status") == "True",
@@ -307,7 +319,8 @@ def read_single_pod_group(pod: Mapping[str, Any]) -> Group:
         creating_containers=is_creating_containers(containers),
         unschedulable=unschedulable_message(conditions),
         restarts=restarts,
-        created=created,
+        created=meta.get("creationTimestamp", ""),
+        age=age,
         reason=reason,
         message=message,
         startup=read_startup_timings(pod),

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mizzen_operator.api import child_names, labels, reasons
+from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.service_ref import ServiceRef
 from mizzen_operator.kube.client import KubeClient
+from mizzen_operator.kube.first_seen import FirstSeen
 from mizzen_operator.kube.objects import is_condition_true, is_owned_by
 from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.pods.container_state import (
@@ -21,7 +23,7 @@ from mizzen_operator.pods.container_state import (
     read_problem,
     unschedulable_message,
 )
-from mizzen_operator.pods.group import Group, read_groups
+from mizzen_operator.pods.group import NO_AGES, Group, read_groups
 from mizzen_operator.resources.engine_args import rank_from_arguments
 
 MAX_GROUP_PODS = 8
@@ -42,6 +44,7 @@ class GatewayPod:
         creating_containers: it has a node, but none of its containers has been created.
         template_hash: hash of the Deployment's pod template that it was created from.
         created: creation time, as Kubernetes writes it.
+        age: seconds since this process first saw the pod.
     """
 
     name: str
@@ -55,6 +58,7 @@ class GatewayPod:
     creating_containers: bool = False
     template_hash: str = ""
     created: str = ""
+    age: float = 0.0
 
     @property
     def description(self) -> str:
@@ -114,12 +118,13 @@ class ObservedState:
         return (self.deployment or {}).get("status", {}).get("readyReplicas", 0)
 
 
-async def observe(kube: KubeClient, service: ServiceRef) -> ObservedState:
+async def observe(kube: KubeClient, service: ServiceRef, first_seen: FirstSeen) -> ObservedState:
     """Read the objects that belong to a service.
 
     Args:
         kube: client of the API server; it reads watched kinds from its store if it has one.
         service: the service; its spec may be invalid.
+        first_seen: times at which this process first saw the service's pods; it is updated.
 
     Raises:
         KubeError: the API server failed.
@@ -134,11 +139,13 @@ async def observe(kube: KubeClient, service: ServiceRef) -> ObservedState:
     if not service.shares_gateway:
         gateway_pods = [pod for pod in pods if _component(pod) == labels.GATEWAY]
     engines = [pod for pod in pods if _component(pod) == labels.ENGINE and is_owned_by(pod, service.uid)]
+    uids = [pod["metadata"]["uid"] for pod in (*pods, *gateway_pods)]
+    ages = first_seen.ages(ServiceKey(service.namespace, service.name), uids)
     mislabelled = [pod["metadata"] for pod in engines if not _has_valid_labels(pod)]
     return ObservedState(
-        groups=read_groups(service.name, [pod for pod in engines if _has_valid_labels(pod)]),
+        groups=read_groups(service.name, [pod for pod in engines if _has_valid_labels(pod)], ages),
         taken_names=frozenset(pod["metadata"]["name"] for pod in pods),
-        gateways=tuple(map(read_gateway_pod, gateway_pods)),
+        gateways=tuple(read_gateway_pod(pod, ages) for pod in gateway_pods),
         deployment=deployment,
         gateway_service=gateway_service,
         mislabelled_pods=tuple(
@@ -155,8 +162,8 @@ async def _list_shared_gateway_pods(kube: KubeClient, service: ServiceRef) -> li
     return await kube.list(ObjectRef("Pod", service.namespace), selector)
 
 
-def read_gateway_pod(pod: Mapping[str, Any]) -> GatewayPod:
-    """Read a gateway pod."""
+def read_gateway_pod(pod: Mapping[str, Any], ages: Mapping[str, float] = NO_AGES) -> GatewayPod:
+    """Read a gateway pod; `ages` are the seconds since this process first saw each pod, by uid."""
     meta, status = pod["metadata"], pod.get("status", {})
     containers, terminating = status.get("containerStatuses", []), "deletionTimestamp" in meta
     reason, message = read_problem(status, containers) if not terminating else ("", "")
@@ -174,6 +181,7 @@ def read_gateway_pod(pod: Mapping[str, Any]) -> GatewayPod:
         creating_containers=not terminating and is_creating_containers(containers),
         template_hash=meta.get("labels", {}).get("pod-template-hash", ""),
         created=meta.get("creationTimestamp", ""),
+        age=ages.get(meta.get("uid", ""), 0.0),
     )
 
 

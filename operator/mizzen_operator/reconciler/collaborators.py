@@ -12,6 +12,7 @@ from mizzen_operator.gateway_client.watch import GatewayWatch
 from mizzen_operator.kube.apply import Applier
 from mizzen_operator.kube.apply_cache import ApplyCache
 from mizzen_operator.kube.client import KubeClient
+from mizzen_operator.kube.first_seen import FirstSeen
 from mizzen_operator.kube.last_applied import UnwatchedChildren
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.model_cache.fetch import ModelFetcher
@@ -32,6 +33,7 @@ class Collaborators:
     Attributes:
         kube: client of the API server; it reads watched kinds from the store.
         config: options of the operator.
+        first_seen: times at which this process first saw the pods of each service.
         autoscaler: writes spec.replicas of services with spec.autoscaling.
         gateway_watch: long-polls the routing tables of gateways.
         gateways: creates and updates gateways, and rotates keys.
@@ -49,6 +51,7 @@ class Collaborators:
 
     kube: KubeClient
     config: OperatorConfig
+    first_seen: FirstSeen
     autoscaler: Autoscaler
     gateway_watch: GatewayWatch
     gateways: GatewayReconciler
@@ -93,6 +96,7 @@ def build_collaborators(
     return Collaborators(
         kube=kube,
         config=config,
+        first_seen=FirstSeen(),
         autoscaler=autoscaler,
         gateway_watch=gateway_watch,
         gateways=GatewayReconciler(

@@ -25,6 +25,7 @@ class DegradedReconciler:
 
     def __init__(self, collaborators: Collaborators) -> None:
         self._kube = collaborators.kube
+        self._first_seen = collaborators.first_seen
         self._gateway_watch = collaborators.gateway_watch
         self._readiness_gates = collaborators.readiness_gates
         self._status_writer = collaborators.status_writer
@@ -42,7 +43,7 @@ class DegradedReconciler:
         Raises:
             KubeError: the API server failed.
         """
-        observed = await observe(self._kube, service)
+        observed = await observe(self._kube, service, self._first_seen)
         routing = await self._query_gateways(key, service, observed.gateways)
         snapshot = DegradedSnapshot(
             service=service,

@@ -82,7 +82,7 @@ class ServiceReconciler:
         """
         collaborators = self._collaborators
         # 1. Observe: read the service's objects, and load the rollout state from its status.
-        observed = await observe(collaborators.kube, service)
+        observed = await observe(collaborators.kube, service, collaborators.first_seen)
         collaborators.autoscaler.observe_service(key, service.autoscaling, service.uid)
         context = ReconcileContext(
             service=service,
@@ -129,6 +129,7 @@ class ServiceReconciler:
                         service, context.revision, context.groups, routing.routed_by_all, context.now
                     ),
                     download,
+                    context.now,
                 )
                 context.download, context.restarts_counted = download, True
                 actions = await self._plan(context, service)
@@ -225,14 +226,13 @@ class ServiceReconciler:
         """Return the missing objects that waiting pods need; a kubelet reports them only by Events."""
         service, shared = context.service, context.gateway.shared if context.gateway is not None else None
         gateway = shared.sharing.oldest.gateway if shared is not None else service.gateway
-        created_before = timestamp(context.now - timedelta(seconds=MISSING_REFS_SECONDS))
         refs: list[RequiredRef] = []
         if any(
-            pod.creating_containers and pod.created <= created_before for pod in context.observed.gateways
+            pod.creating_containers and pod.age >= MISSING_REFS_SECONDS for pod in context.observed.gateways
         ):
             refs += gateway_refs(gateway)
         updated = [group for group in context.groups if group.live and group.revision == context.revision]
-        if any(group.creating_containers and group.created <= created_before for group in updated):
+        if any(group.creating_containers and group.age >= MISSING_REFS_SECONDS for group in updated):
             refs += engine_refs(service)
         download = context.download
         if download is not None and download.waiting_for and not download.total_bytes:
@@ -264,7 +264,7 @@ class ServiceReconciler:
                 if report.gateway is None or body is None or body["metadata"]["uid"] != context.service.uid:
                     return
                 context.service = replace(context.service, status=body.get("status", {}))
-                observed = await observe(kube, context.service)
+                observed = await observe(kube, context.service, self._collaborators.first_seen)
                 report = replace(
                     report,
                     service=context.service,

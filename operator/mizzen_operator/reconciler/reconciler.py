@@ -145,6 +145,7 @@ class Reconciler:
         collaborators = self._collaborators
         self._in_terminating_namespace.pop(key, None)
         self._service_reconciler.forget(key)
+        collaborators.first_seen.forget(key)
         collaborators.apply_cache.forget(key)
         collaborators.revisions.forget(key)
         collaborators.api_key_secrets.forget(GatewayKey(key.namespace, child_names.gateway_name(key.name)))

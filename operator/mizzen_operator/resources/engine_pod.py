@@ -66,7 +66,14 @@ def ranks_service(service: InferenceService) -> dict[str, Any]:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": {labels.SERVICE: service.name, labels.COMPONENT: labels.ENGINE},
-            "ports": [{"name": "ranks", "port": labels.RANKS_PORT, "protocol": "TCP"}],
+            "ports": [
+                {
+                    "name": "ranks",
+                    "port": labels.RANKS_PORT,
+                    "protocol": "TCP",
+                    "targetPort": labels.RANKS_PORT,
+                }
+            ],
         },
     }
     return with_applied_hash(manifest)

@@ -27,7 +27,14 @@ from mizzen_operator.rollout.restart_budget import (
 )
 from mizzen_operator.rollout.spec_identity import spec_hash, verification_id
 from mizzen_operator.rollout.stable_revision import count_old_to_keep, next_stable_revision
-from mizzen_operator.rollout.state import Abandoned, GroupFailure, RolloutProgress, RolloutState, load_state
+from mizzen_operator.rollout.state import (
+    Abandoned,
+    GroupFailure,
+    RolloutProgress,
+    RolloutState,
+    limit_times,
+    load_state,
+)
 
 
 def update_state(
@@ -47,7 +54,7 @@ def update_state(
         now: the time, in UTC.
     """
     now = now.replace(microsecond=0)
-    previous = load_state(service.status)
+    previous = limit_times(load_state(service.status), now)
     live = [group for group in groups if group.live]
     updated = [group for group in live if group.revision == revision]
     outdated = len(live) - len(updated)

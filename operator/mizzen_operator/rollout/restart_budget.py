@@ -89,17 +89,14 @@ def add_verification_failures(
 ) -> tuple[GroupFailure, ...]:
     """Return `failures` with one more for each group whose failed verification is not counted yet.
 
-    The pods of such a group are deleted instead of restarted, so the failure is not counted as a restart.
+    The pods of such a group are deleted instead of restarted, so the failure is not counted as a restart. The
+    group's name alone identifies it: its creation time comes from another clock than the times of failures.
     """
-
-    def is_counted(group: Group) -> bool:
-        created = datetime.fromisoformat(group.created) if group.created else now - FAILURE_WINDOW
-        return any(failure.name == group.name and failure.time >= created for failure in failures)
-
+    counted = {failure.name for failure in failures}
     added = [
         GroupFailure(group.index, group.name, group.revision, now)
         for group in failed
-        if not is_counted(group)
+        if group.name not in counted
     ]
     return (*failures, *added)
 

@@ -8,7 +8,7 @@ from observed objects.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -132,6 +132,19 @@ class RolloutState:
                 "wanted": self.abandoned.wanted_groups,
             }
         return {key: value for key, value in fields.items() if value != ""}
+
+
+def limit_times(state: RolloutState, now: datetime) -> RolloutState:
+    """Return the state without times in the future, which a leader with a faster clock may have written.
+
+    Without the limit, a failure would count, or a deadline be extended, until our clock has caught up.
+    """
+    progress = state.progress
+    return replace(
+        state,
+        progress=replace(progress, time=min(progress.time, now)) if progress is not None else None,
+        failures=tuple(replace(failure, time=min(failure.time, now)) for failure in state.failures),
+    )
 
 
 def load_state(status: Mapping[str, Any]) -> RolloutState:

@@ -40,7 +40,8 @@ class _ServiceSeries:
         rollout_since: start of the current rollout; None if no rollout is in progress.
         overdue_since: time at which the current rollout exceeded, or will exceed, its progress deadline; None
             if no rollout is in progress.
-        oldest_start: creation time of the oldest group that has never served; None if there is no such group.
+        oldest_start: start of the oldest group that has never served; None if there is no such group.
+        created: creation times of the existing groups by our clock, by name.
         restarts: number of engine restarts that this process has observed.
         failures: number of engine failures that this process has observed, by cause.
         group_restarts: restart counts of the existing groups at the last update, by name.
@@ -58,6 +59,7 @@ class _ServiceSeries:
     group_restarts: dict[str, int] = field(default_factory=dict)
     started: frozenset[str] = frozenset()
     ended: frozenset[str] = frozenset()
+    created: dict[str, datetime] = field(default_factory=dict)
 
 
 class ServiceMetrics:
@@ -222,19 +224,23 @@ class ServiceMetrics:
         starting: list[datetime] = []
         started: set[str] = set()
         ended = frozenset(group.name for group in groups if group.ended and not group.terminating)
+        created_times = {
+            group.name: service.created.get(group.name) or _creation_time(group, now, known=first)
+            for group in groups
+        }
         for group in groups:
             if not first:
                 restarts = group.restarts - service.group_restarts.get(group.name, 0)
                 newly_ended = group.name in ended - service.ended
                 self._count_restarts(service, group, max(0, restarts, newly_ended))
-            created = _parse_time(group.created) if group.created else now
+            created = created_times[group.name]
             if group.routable or group.was_routable or group.ended:
                 started.add(group.name)
                 if not (first or group.ended or group.name in service.started):
                     self.starts.observe(_age(created, now))
             elif group.live:
                 starting.append(created)
-        service.ended = ended
+        service.ended, service.created = ended, created_times
         service.oldest_start = min(starting, default=None)
         service.group_restarts = {group.name: group.restarts for group in groups}
         service.started = frozenset(started)
@@ -262,6 +268,21 @@ def _last_progress(conditions: _Conditions, progress: RolloutProgress | None) ->
     failed = conditions[reasons.FAILED]["status"] == "True"
     stalled = failed or progressing["reason"] == reasons.PROGRESS_DEADLINE_EXCEEDED
     return progress.time if stalled and progress is not None and not progress.complete else None
+
+
+def _creation_time(group: Group, now: datetime, *, known: bool) -> datetime:
+    """Return the time by our clock at which a group was created.
+
+    The API server's clock may differ from ours. Its time is used only for a group that is older than this
+    process; it is then the best estimate.
+
+    Args:
+        group: a group that is seen for the first time.
+        now: the time, in UTC.
+        known: whether the group existed when this process first saw the service.
+    """
+    seen = now - timedelta(seconds=group.age)
+    return min(seen, _parse_time(group.created)) if known and group.created else seen
 
 
 def _parse_time(text: str) -> datetime:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from live_service import api_requests, no_namespace_terminates
-from mizzen_operator.autoscaling.autoscaler import PERIOD_SECONDS
+from mizzen_operator.autoscaling.autoscaler import PERIOD_SECONDS, competing_hpa
 
 TO_ZERO = {"minReplicas": 0, "maxReplicas": 3, "idleSecondsToZero": 5, "scaleDownStabilizationSeconds": 0}
 
@@ -97,6 +97,24 @@ def test_a_service_with_an_hpa_is_not_scaled(
     demo = scaled(autoscaling={"minReplicas": 1, "maxReplicas": 2})
     demo.eventually(lambda: demo.condition("ScalingActive") == ("False", "AnotherAutoscaler"), 120)
     assert demo.body()["spec"]["replicas"] == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "competes"),
+    [
+        ({"apiVersion": "mizzen.dev/v1alpha1"}, True),
+        ({"apiVersion": "mizzen.dev/v1"}, True),
+        ({"apiVersion": "serving.kserve.io/v1beta1"}, False),
+        ({"apiVersion": "v1"}, False),
+        ({}, False),
+        ({"apiVersion": "mizzen.dev/v1alpha1", "kind": "Deployment"}, False),
+        ({"apiVersion": "mizzen.dev/v1alpha1", "name": "another"}, False),
+    ],
+)
+def test_only_an_hpa_for_this_api_competes(target: dict[str, str], competes: bool) -> None:
+    body = {"metadata": {"name": "other"}}
+    spec = {"scaleTargetRef": {"kind": "InferenceService", "name": "demo", **target}}
+    assert competing_hpa([{**body, "spec": spec}], "demo") == ("other" if competes else "")
 
 
 def test_an_hpa_that_is_created_later_is_noticed_before_the_next_write(

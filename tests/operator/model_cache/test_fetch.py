@@ -156,6 +156,20 @@ def test_a_model_is_fetched_once_and_then_served(fetched: Callable[..., Fetched]
     assert [name for name in demo.node.names if f"{demo.namespace}/demo-fetch-" in name] == names
 
 
+def test_a_fetch_ends_although_its_pod_has_a_sidecar(
+    fetched: Callable[..., Fetched], node: Any, namespace: str
+) -> None:
+    node.behaviour.sidecars.add(namespace)
+    demo = fetched({"progress": DOWNLOADING})
+    demo.eventually(lambda: demo.model().get("downloadPercent") == 25, 120, "a quarter is there")
+    demo.show(**RESULT)
+    demo.eventually(lambda: not demo.pods("fetch") and not demo.jobs(), 60, "the Job and its pod are gone")
+    demo.settle(1)
+    assert demo.has_condition("ModelCached", "True", "RevisionPinned")
+    names = [name for name in node.names if f"{demo.namespace}/demo-fetch-" in name]
+    assert len(names) == 1, "the model is not fetched again"
+
+
 def test_old_groups_serve_while_the_next_model_is_downloading(
     fetched: Callable[..., Fetched], node: Any
 ) -> None:

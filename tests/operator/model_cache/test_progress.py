@@ -140,10 +140,10 @@ def test_the_progress_clock_of_a_rollout_starts_when_the_download_ends() -> None
     memory = RolloutState(progress=RolloutProgress("new", 2, 0, 2, time))
     later = time + timedelta(hours=3)
     cached = replace(BEGUN, cached_time=later.isoformat())
-    moved = restart_progress_clock(memory, cached).progress
+    moved = restart_progress_clock(memory, cached, later).progress
     assert moved is not None and moved.time == later
-    assert restart_progress_clock(memory, BEGUN) == memory and restart_progress_clock(memory, None) == memory
-    assert (
-        restart_progress_clock(memory, replace(cached, cached_time=(time - timedelta(hours=1)).isoformat()))
-        == memory
-    )
+    for unchanged in (BEGUN, None, replace(cached, cached_time=(time - timedelta(hours=1)).isoformat())):
+        assert restart_progress_clock(memory, unchanged, later) == memory
+    slow = later - timedelta(minutes=30)  # the clock of this leader is behind that of the last one
+    limited = restart_progress_clock(memory, cached, slow).progress
+    assert limited is not None and limited.time == slow

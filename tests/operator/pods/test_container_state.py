@@ -156,6 +156,50 @@ def test_a_group_that_has_served_is_not_failing_after_a_restart() -> None:
     assert (seen.reason, seen.message, seen.failing) == ("Error", "out of memory", False)
 
 
+@pytest.mark.parametrize("created", ["2020-01-01T00:00:00Z", "2100-01-01T00:00:00Z"])
+def test_the_back_off_does_not_depend_on_the_clock_of_the_api_server(created: str) -> None:
+    body = pod([container(state={"terminated": ENDED})])
+    body["metadata"]["creationTimestamp"], body["status"]["phase"] = created, "Failed"
+    assert [read_single_pod_group(body, {"u": age}).backing_off for age in (0.0, 1.9, 2.1)] == [
+        True,
+        True,
+        False,
+    ]
+
+
+KILLED = {"terminated": {"exitCode": 143, "reason": "Error", "message": "proxy stopped"}}
+
+
+@pytest.mark.parametrize(
+    ("containers", "init", "message"),
+    [
+        ([container(state={"terminated": ENDED})], [container(name="proxy", state=KILLED)], "out of memory"),
+        (
+            [container(name="proxy", state=KILLED), container(state={"terminated": ENDED})],
+            [],
+            "out of memory",
+        ),
+        (
+            [container(state={"waiting": {"reason": "PodInitializing"}}, lastState={"terminated": ENDED})],
+            [container(name="fetch", state=KILLED)],
+            "proxy stopped",
+        ),
+    ],
+    ids=["native sidecar", "ordinary sidecar", "init container"],
+)
+def test_the_message_of_an_engine_takes_precedence_over_that_of_a_sidecar(
+    containers: list[dict[str, Any]], init: list[dict[str, Any]], message: str
+) -> None:
+    body = pod(containers)
+    body["status"]["initContainerStatuses"] = init
+    assert read_single_pod_group(body).message == message
+
+
+def test_restarts_of_a_sidecar_are_not_failures_of_the_engine() -> None:
+    containers = [container(state={"running": {}}), {**container(name="proxy"), "restartCount": 11}]
+    assert read_single_pod_group(pod(containers)).restarts == container()["restartCount"]
+
+
 LOST = {"exitCode": 3, "reason": "Error", "message": "device_lost: rank 0 failed: ECC error\n"}
 
 
@@ -171,7 +215,7 @@ LOST = {"exitCode": 3, "reason": "Error", "message": "device_lost: rank 0 failed
         ),
         ([container(state={"running": {}}, lastState={"terminated": LOST}, ready=True)], False, 2),
         ([container(state={"terminated": ENDED}, lastState={"terminated": LOST})], False, 2),
-        ([container(state={"running": {}}), container(name="proxy", state={"terminated": LOST})], False, 4),
+        ([container(state={"running": {}}), container(name="proxy", state={"terminated": LOST})], False, 2),
     ],
 )
 def test_a_group_ends_when_its_engine_has_lost_its_device(

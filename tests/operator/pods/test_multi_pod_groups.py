@@ -106,18 +106,22 @@ def test_all_pods_of_a_group_start_and_only_the_leader_is_routed_to(
 
 
 @pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("how", ["fails", "loses its device", "is deleted", "vanishes"])
+@pytest.mark.parametrize(
+    "how", ["fails", "fails beside a sidecar", "loses its device", "is deleted", "vanishes"]
+)
 def test_the_loss_of_one_pod_replaces_its_whole_group(
     which: int, how: str, service: Callable[..., Service]
 ) -> None:
     demo = service(replicas=2)
+    if how == "fails beside a sidecar":
+        demo.node.behaviour.sidecars.add(demo.namespace)
     demo.settle(2)
     demo.node.reset_lowest(demo.namespace)
     before = demo.pods()
     victim = sorted(
         name for name, pod in before.items() if pod["metadata"]["labels"]["mizzen.dev/group"] == "0"
     )[which]
-    if how == "fails":
+    if how.startswith("fails"):
         demo.node.behaviour.failed.add(before[victim]["metadata"]["uid"])
     elif how == "loses its device":
         demo.node.behaviour.lost_devices.add(before[victim]["metadata"]["uid"])
@@ -132,7 +136,7 @@ def test_the_loss_of_one_pod_replaces_its_whole_group(
     demo.until(replaced, "the group is recreated, and no pod of the old one is left")
     assert demo.node.lowest[demo.namespace] >= 1, "the other group served all the time"
     failures = [(entry["group"], entry["name"][-3:]) for entry in demo.status().get("recentFailures", [])]
-    assert failures == ([(0, "0-0")] if how in ("fails", "loses its device") else [])
+    assert failures == ([(0, "0-0")] if how.startswith(("fails", "loses")) else [])
 
 
 def test_a_rollout_replaces_whole_groups_without_an_outage(service: Callable[..., Service]) -> None:
@@ -184,15 +188,21 @@ def pod(rank: int, **given: Any) -> dict[str, Any]:
             "labels": {f"mizzen.dev/{key}": value for key, value in labels.items()},
             **given.pop("metadata", {}),
         },
-        "spec": {"nodeName": f"node-{rank}"},
+        "spec": {"nodeName": f"node-{rank}", "restartPolicy": "Never"},
         "status": {"phase": "Running", "conditions": conditions, **given},
     }
 
 
 DELETED = {"deletionTimestamp": "2026-01-01T00:00:00Z"}
-DEAD = {
-    "phase": "Failed",
-    "containerStatuses": [{"state": {"terminated": {"exitCode": 1, "reason": "Error"}}}],
+ENDED = {"terminated": {"exitCode": 1, "reason": "Error"}}
+DEAD = {"phase": "Failed", "containerStatuses": [{"name": "engine", "state": ENDED}]}
+RUNNING = {"running": {}}
+DEAD_BESIDE_SIDECAR = {
+    "containerStatuses": [{"name": "proxy", "state": RUNNING}, {"name": "engine", "state": ENDED}]
+}
+SIDECAR_ENDED = {
+    "containerStatuses": [{"name": "proxy", "state": ENDED}, {"name": "engine", "state": RUNNING}],
+    "conditions": [{"type": "ContainersReady", "status": "False"}],
 }
 
 
@@ -210,6 +220,8 @@ DEAD = {
         ([pod(0), pod(1, **DEAD)], False, True, 2, 1),
         ([pod(0, **DEAD), pod(1, **DEAD)], False, True, 2, 1),
         ([pod(0, **DEAD), pod(1, metadata=DELETED, **DEAD)], False, True, 1, 0),
+        ([pod(0, **DEAD_BESIDE_SIDECAR), pod(1)], False, True, 2, 1),
+        ([pod(0), pod(1, **SIDECAR_ENDED)], False, False, 2, 0),
     ],
 )
 def test_the_state_of_a_group_follows_from_its_pods(

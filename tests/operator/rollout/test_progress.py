@@ -12,6 +12,7 @@ import pytest
 from mizzen_operator.api.types import InferenceService, Prompt, Rollout, Verification
 from mizzen_operator.pods.group import Group
 from mizzen_operator.rollout.progress import is_overdue, seconds_to_deadline, update_state
+from mizzen_operator.rollout.restart_budget import add_verification_failures
 from mizzen_operator.rollout.state import Abandoned, RolloutState, load_state
 from mizzen_operator.status.conditions import build_conditions as every_condition
 from service_kit import GOOD, OLD, SERVING, group, rolling
@@ -182,6 +183,24 @@ def test_restarts_are_counted_once_and_forgotten_after_an_hour() -> None:
     demo = after(missed, [group("a0", restarts=3)], 1800)
     assert len(load_state(demo.status).failures) == 3
     assert len(load_state(after(demo, [group("a0", restarts=3)], 3700).status).failures) == 1
+
+
+def test_failures_with_times_in_the_future_are_forgotten_an_hour_after_they_were_read() -> None:
+    fast = after(rolling(), [group("a0", restarts=2)], 1800)  # the clock of the last leader was ahead
+    demo = after(fast, [group("a0", restarts=2)])
+    memory = load_state(demo.status)
+    assert {failure.time for failure in memory.failures} == {NOW} and len(memory.failures) == 2
+    assert memory.progress is not None and memory.progress.time == NOW
+    assert not load_state(after(demo, [group("a0", restarts=2)], 3700).status).failures
+
+
+@pytest.mark.parametrize("ahead", [-480, 0, 1800], ids=["8 min behind", "equal", "30 min ahead"])
+def test_a_failed_verification_counts_once_whatever_the_clock_of_the_api_server(ahead: int) -> None:
+    created = (NOW - timedelta(seconds=ahead)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    failed = [replace(group("a0"), name="demo-a-0-0", created=created)]
+    failures = add_verification_failures((), failed, NOW)
+    assert [failure.name for failure in failures] == ["demo-a-0-0"]
+    assert add_verification_failures(failures, failed, NOW + timedelta(seconds=5)) == failures
 
 
 def test_a_group_over_its_restart_budget_is_abandoned_until_the_spec_changes() -> None:

@@ -103,6 +103,18 @@ def test_a_cold_start_is_measured_once_from_creation_to_the_first_route() -> Non
     assert series.value("oldest_start_seconds") == 0
 
 
+@pytest.mark.parametrize("ahead", [-480, 1800], ids=["8 min behind", "30 min ahead"])
+def test_a_cold_start_is_measured_by_one_clock(ahead: int) -> None:
+    series = Series()
+    series.reconcile()
+    created = timestamp(NOW - timedelta(seconds=ahead))
+    series.reconcile(replace(NEW, created=created, age=1.0))
+    series.now += timedelta(seconds=29)
+    series.reconcile(replace(SERVING, created=created, age=30.0))
+    assert series.total("group_start_seconds_count") == 1
+    assert series.total("group_start_seconds_sum") == 30
+
+
 def test_starts_and_restarts_before_the_first_reconcile_do_not_count() -> None:
     series = Series()
     series.reconcile(replace(SERVING, restarts=7))
