@@ -44,6 +44,12 @@ On the service's Secrets, the annotation holds the value that was handled last.
 KEYS_MADE, NEXT_KEYS_MADE = "mizzen.dev/keys-made", "mizzen.dev/next-keys-made"
 """Annotations of Secrets: creation times of the present and of the next generation of keys."""
 
+AVOIDED_NODES = "mizzen.dev/avoided-nodes"
+"""Annotation of engine pods: names of the nodes that the pod avoids, separated by commas.
+
+Engines of the service have lost their device on these nodes.
+"""
+
 DEVICE_LOST_CODE = 3
 """Exit code of an engine whose device is gone or broken. A restart in the same pod cannot help."""
 

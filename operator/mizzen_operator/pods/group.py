@@ -29,6 +29,7 @@ from mizzen_operator.pods.container_state import (
     read_problem,
     unschedulable_message,
 )
+from mizzen_operator.resources.node_avoidance import read_avoided_nodes
 
 BACKOFF_BASE_SECONDS, BACKOFF_MAX_SECONDS = 2.0, 120.0
 """First and maximum back-off before the operator replaces a group that ended without having served.
@@ -86,6 +87,8 @@ class Group:
         creating_containers: one of its pods has a node, but none of that pod's containers has been created.
         unschedulable: the scheduler's message if no node fits; empty if one fits or scheduling has not begun.
         restarts: number of restarts of its engine; for a multi-pod group, 1 once an engine has failed.
+        avoided_nodes: nodes that its pods avoid because engines of the service lost their device there.
+        lost_device_node: node on which its engine has just lost its device; empty if it has lost none.
         created: creation time of its first pod, by the clock of the API server.
         age: seconds since this process first saw one of its pods.
         reason: why a container is waiting, or why it last exited, such as `Error`; `CrashLoopBackOff` from
@@ -118,6 +121,8 @@ class Group:
     creating_containers: bool = False
     unschedulable: str = ""
     restarts: int = 0
+    avoided_nodes: tuple[str, ...] = ()
+    lost_device_node: str = ""
     created: str = ""
     age: float = 0.0
     reason: str = ""
@@ -254,6 +259,7 @@ def read_multi_pod_group(
         unschedulable=f"{unschedulable.name}: {unschedulable.unschedulable}" if unschedulable else "",
         # Pods of such a group are not restarted in place, so it fails once, however many of its pods fail.
         restarts=int(not terminating and any(_has_failed_engine(pod) for *_, pod in read)),
+        lost_device_node=next(filter(None, (state.lost_device_node for state in states)), ""),
         created=min(state.created for state in states),
         age=age,
         reason=with_problem.reason if with_problem else "",
@@ -319,6 +325,8 @@ def read_single_pod_group(pod: Mapping[str, Any], ages: Mapping[str, float] = NO
         creating_containers=is_creating_containers(containers),
         unschedulable=unschedulable_message(conditions),
         restarts=restarts,
+        avoided_nodes=read_avoided_nodes(pod),
+        lost_device_node=pod["spec"].get("nodeName", "") if device_loss else "",
         created=meta.get("creationTimestamp", ""),
         age=age,
         reason=reason,

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from mizzen_operator.api.types import InferenceService
 from mizzen_operator.gateway.reconcile import ReconciledGateway, token_refused_reason
 from mizzen_operator.gateway_client.routing_table import RoutingState
 from mizzen_operator.kube.errors import BlockingReason, KubeError, Refused, describe_error, rejection
-from mizzen_operator.kube.objects import is_condition_true, timestamp
+from mizzen_operator.kube.objects import is_condition_true
 from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.model_cache.fetch import POLL_SECONDS
 from mizzen_operator.model_cache.progress import (
@@ -45,6 +45,7 @@ from mizzen_operator.reconciler.context import (
 from mizzen_operator.resources import revision_hash
 from mizzen_operator.rollout import progress
 from mizzen_operator.rollout.actions import Action, DeleteGroup, delete_mislabelled_pods, drop_creations
+from mizzen_operator.rollout.avoided_nodes import end_needless_waits, find_avoided_nodes
 from mizzen_operator.rollout.planner import plan
 from mizzen_operator.rollout.state import load_state
 from mizzen_operator.status.inputs import StatusInputs
@@ -140,7 +141,10 @@ class ServiceReconciler:
                             context.service, context.rollout
                         )
                 await collaborators.executor.execute(
-                    pin_revision(service, download), context.revision, actions
+                    pin_revision(service, download),
+                    context.revision,
+                    actions,
+                    find_avoided_nodes(context.rollout.failures),
                 )
             with context.attempt():
                 context.missing_refs = await self._find_missing_refs(context)
@@ -203,7 +207,8 @@ class ServiceReconciler:
         if not can_start:  # neither create groups of the revision nor delete others to make room for them
             target = replace(target, paused=True)
         taken_names = context.observed.taken_names | collaborators.executor.foreign_pod_names(context.service)
-        actions = plan(target, context.groups, context.routing.routed_by_all, taken_names)
+        groups = end_needless_waits(context.groups, find_avoided_nodes(state.failures))
+        actions = plan(target, groups, context.routing.routed_by_all, taken_names)
         if not can_start:
             actions = drop_creations(actions, revision)
         return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from mizzen_operator.api import child_names, labels
@@ -21,6 +22,7 @@ from mizzen_operator.resources.metadata import (
     tolerations,
     with_applied_hash,
 )
+from mizzen_operator.resources.node_avoidance import avoid_nodes, avoided_nodes_annotation
 from mizzen_operator.resources.revision_hash import engine_image
 
 CLAIM = "accelerator"
@@ -40,7 +42,13 @@ _COPIED_FIELDS = ("serviceAccountName", "priorityClassName", "schedulerName", "r
 
 
 def engine_pods(
-    service: InferenceService, config: OperatorConfig, *, revision: str, group: int, attempt: int
+    service: InferenceService,
+    config: OperatorConfig,
+    *,
+    revision: str,
+    group: int,
+    attempt: int,
+    avoided_nodes: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Return the pods of a group, the leading pod first.
 
@@ -50,10 +58,16 @@ def engine_pods(
         revision: name of the group's revision.
         group: index of the group.
         attempt: number of the attempt to run this index, from 0.
+        avoided_nodes: nodes on which the pods must not run. The revision does not depend on them.
     """
     leader = child_names.leader_pod(service.name, revision, group, attempt)
     members = [GroupMember(revision, group, attempt, leader, rank) for rank in range(service.pods)]
-    return [_engine_pod(service, config, member) for member in members]
+    pods = [_engine_pod(service, config, member) for member in members]
+    if avoided_nodes:
+        for pod in pods:
+            pod["metadata"]["annotations"] |= avoided_nodes_annotation(avoided_nodes)
+            pod["spec"]["affinity"] = avoid_nodes(pod["spec"].get("affinity") or {}, avoided_nodes)
+    return pods
 
 
 def ranks_service(service: InferenceService) -> dict[str, Any]:

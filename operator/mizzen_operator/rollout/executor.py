@@ -54,7 +54,13 @@ class Executor:
         """Return pod names that a group needed but that are taken by pods without the service's label."""
         return frozenset(self._applied.record(service).foreign_pod_names)
 
-    async def execute(self, service: InferenceService, newest: str, actions: Sequence[Action]) -> None:
+    async def execute(
+        self,
+        service: InferenceService,
+        newest: str,
+        actions: Sequence[Action],
+        avoided_nodes: Sequence[str] = (),
+    ) -> None:
         """Create and delete groups, in the order of the plan.
 
         Once a pod is rejected, no further group of its revision is created; once the API server fails,
@@ -66,6 +72,7 @@ class Executor:
             newest: revision of the current spec. Groups of other revisions are created from
                 ControllerRevisions, without golden prompts, because those revisions have served before.
             actions: the planned actions.
+            avoided_nodes: nodes on which pods of created groups must not run.
 
         Raises:
             Refused: the API server rejects a pod, for example because of its podTemplate or a quota.
@@ -84,7 +91,7 @@ class Executor:
                 await self._delete_group(service, action)
             elif action.revision not in rejected and not isinstance(failure, KubeError):
                 try:
-                    await self._create_group(service, newest, action)
+                    await self._create_group(service, newest, action, avoided_nodes)
                 except (Refused, KubeError) as error:
                     failure = error
                     rejected.add(action.revision)
@@ -97,7 +104,9 @@ class Executor:
         for name, uid in action.pods:
             await self._kube.delete(ObjectRef("Pod", service.namespace, name), uid)
 
-    async def _create_group(self, service: InferenceService, newest: str, action: CreateGroup) -> None:
+    async def _create_group(
+        self, service: InferenceService, newest: str, action: CreateGroup, avoided_nodes: Sequence[str]
+    ) -> None:
         self._log(service, "create", action)
         self._metrics.actions.labels("CreatePod").inc()
         if action.revision != newest:
@@ -109,6 +118,7 @@ class Executor:
             revision=action.revision,
             group=action.index,
             attempt=action.attempt,
+            avoided_nodes=avoided_nodes,
         )
         if len(pods) > 1:
             await self._apply_ranks_service(service)

@@ -15,6 +15,7 @@ from mizzen_operator.api import reasons
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.pods.group import Group
 from mizzen_operator.rollout.actions import RolloutTarget
+from mizzen_operator.rollout.avoided_nodes import forget_losses_if_pending
 from mizzen_operator.rollout.restart_budget import (
     abandon_groups_over_budget,
     abandon_unverified_revision,
@@ -60,6 +61,7 @@ def update_state(
     outdated = len(live) - len(updated)
     serving_updated = sum(group.uid in serving and group.containers_ready for group in updated)
     failures = count_failures(service.status, previous.failures, groups, now)
+    failures = forget_losses_if_pending(failures, groups)
     abandoned, failures = _retry(service, revision, previous.abandoned, failures)
     retried = previous.abandoned is not None and abandoned is None
     failed = groups_that_failed_verification(service, revision, live)

@@ -47,7 +47,9 @@ def count_failures(
             continue  # the status lists only the worst groups, so this group's restarts may have been counted
         number = min(group.restarts - counted.get(group.name, 0), MAX_FAILURES)
         failure = GroupFailure(group.index, group.name, group.revision, now)
-        counted_failures += [failure] * max(0, number)
+        if number > 0:  # at most the last one is the loss of a device, because the group then ends
+            last = replace(failure, node=group.lost_device_node)
+            counted_failures += [*[failure] * (number - 1), last]
     return tuple(counted_failures)
 
 

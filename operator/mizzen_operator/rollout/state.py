@@ -50,12 +50,14 @@ class GroupFailure:
         name: the group's name.
         revision: the group's revision.
         time: time at which the failure was first seen.
+        node: node on which the engine lost its device; empty for another failure.
     """
 
     index: int
     name: str
     revision: str
     time: datetime
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ class RolloutState:
                     "name": failure.name,
                     "revision": failure.revision,
                     "time": timestamp(failure.time),
+                    **({"node": failure.node} if failure.node else {}),
                 }
                 for failure in self.failures
             ]
@@ -168,6 +171,7 @@ def load_state(status: Mapping[str, Any]) -> RolloutState:
                 name=entry["name"],
                 revision=entry.get("revision", ""),
                 time=datetime.fromisoformat(entry["time"]),
+                node=entry.get("node", ""),
             )
             for entry in status.get("recentFailures", ())
         ),
