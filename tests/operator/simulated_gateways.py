@@ -65,6 +65,8 @@ class Behaviour:
     """State of the model fetch in each namespace: `progress`, an `error`, or the `result`."""
     mounting: set[str] = field(default_factory=set)
     """Namespaces whose pods start only once the Secrets that they mount exist, as with a kubelet."""
+    unmounted: set[str] = field(default_factory=set)
+    """Namespaces whose engines wait for their volumes."""
     api_keys: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The gateways' report on API keys, by namespace; no report by default."""
     loads: dict[str, dict[str, float]] = field(default_factory=dict)

@@ -148,10 +148,12 @@ class SimulatedNode(SimulatedGateways):
     def _write_status(self, pod: dict[str, Any]) -> None:
         meta, spec = pod["metadata"], pod["spec"]
         container = spec["containers"][0]["name"]
-        if meta["namespace"] in self.behaviour.mounting and self._lacks_secret(pod):
+        unmounted = container == "engine" and meta["namespace"] in self.behaviour.unmounted
+        if unmounted or (meta["namespace"] in self.behaviour.mounting and self._lacks_secret(pod)):
             creating = {"name": container, "image": "i", "imageID": "", "restartCount": 0, "ready": False}
             creating["state"] = {"waiting": {"reason": "ContainerCreating"}}
-            self._patch(pod, {"phase": "Pending", "containerStatuses": [creating]})
+            sandbox = {"type": "PodReadyToStartContainers", "status": "False"}
+            self._patch(pod, {"phase": "Pending", "containerStatuses": [creating], "conditions": [sandbox]})
             return
         if container == "fetch":
             if pod["status"].get("phase") != "Succeeded":

@@ -143,7 +143,8 @@ class ModelFetcher:
         """Delete fetch Jobs that have fetched the model, but do not end.
 
         A Job ends only once all containers of its pod have ended. A sidecar that admission has injected runs
-        on, and the pod keeps the cache mounted. The status contains the result already, so the Job is not needed.
+        on, and the pod keeps the cache mounted. The status contains the result already, so the Job is not
+        needed.
         """
         for pod in await self._list_pods(service):
             owners = pod["metadata"].get("ownerReferences", [])

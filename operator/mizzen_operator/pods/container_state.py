@@ -28,6 +28,7 @@ FAILING_WAIT_REASONS = frozenset(
 """Reasons of waiting containers that will not run until the spec, or the cluster, is changed."""
 NODE_LOST_REASONS = frozenset({reasons.DELETION_BY_TAINT_MANAGER, reasons.DELETION_BY_POD_GC})
 """Reasons of a pod's condition DisruptionTarget if its node is unreachable or was removed."""
+_CREATING_REASONS = (reasons.CONTAINER_CREATING, reasons.POD_INITIALIZING)
 CRASH_LOOP_SECONDS = 600.0
 """The exit of a container that ran for at least this time does not count as part of a crash loop.
 
@@ -144,15 +145,17 @@ def is_crash_looping(containers: Sequence[Mapping[str, Any]]) -> bool:
     return any(fails(container) for container in containers if not container.get("ready"))
 
 
-def is_creating_containers(containers: Sequence[Mapping[str, Any]]) -> bool:
+def is_creating_containers(status: Mapping[str, Any]) -> bool:
     """Return whether a pod's node is still creating its containers and none has started.
 
-    The reason may be a missing volume.
+    The reason may be a missing volume. A pod with init containers waits with the reason PodInitializing.
+
+    Args:
+        status: the pod's status.
     """
-    return bool(containers) and all(
-        (container.get("state", {}).get("waiting") or {}).get("reason") == reasons.CONTAINER_CREATING
-        for container in containers
-    )
+    containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+    waiting = [container.get("state", {}).get("waiting") or {} for container in containers]
+    return bool(containers) and all(state.get("reason") in _CREATING_REASONS for state in waiting)
 
 
 def unschedulable_message(conditions: Mapping[str, Mapping[str, Any]]) -> str:

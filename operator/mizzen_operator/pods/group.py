@@ -85,6 +85,7 @@ class Group:
         verification_error: description of the wrong answer; empty if no answer was wrong.
         node: node of the leading pod; empty until all pods have a node.
         creating_containers: one of its pods has a node, but none of that pod's containers has been created.
+        mounting_volumes: the node of one of its pods is still mounting volumes, or setting up the network.
         unschedulable: the scheduler's message if no node fits; empty if one fits or scheduling has not begun.
         restarts: number of restarts of its engine; for a multi-pod group, 1 once an engine has failed.
         avoided_nodes: nodes that its pods avoid because engines of the service lost their device there.
@@ -119,6 +120,7 @@ class Group:
     verification_error: str = ""
     node: str = ""
     creating_containers: bool = False
+    mounting_volumes: bool = False
     unschedulable: str = ""
     restarts: int = 0
     avoided_nodes: tuple[str, ...] = ()
@@ -256,6 +258,7 @@ def read_multi_pod_group(
         containers_ready=complete and all(state.containers_ready for state in states),
         node=base.node if complete and all(state.node for state in states) else "",
         creating_containers=any(state.creating_containers for state in states),
+        mounting_volumes=any(state.mounting_volumes for state in states),
         unschedulable=f"{unschedulable.name}: {unschedulable.unschedulable}" if unschedulable else "",
         # Pods of such a group are not restarted in place, so it fails once, however many of its pods fail.
         restarts=int(not terminating and any(_has_failed_engine(pod) for *_, pod in read)),
@@ -296,6 +299,7 @@ def read_single_pod_group(pod: Mapping[str, Any], ages: Mapping[str, float] = NO
     if disruption.get("status") == "True":
         reason, message = read_disruption(pod, disruption)
     ended = has_ended(pod) or bool(device_loss)
+    creating, sandbox = is_creating_containers(status), conditions.get("PodReadyToStartContainers", {})
     gates = {gate["conditionType"] for gate in pod["spec"].get("readinessGates", [])}
     verification = conditions.get(labels.VERIFIED, {})
     verified = verification.get("status") == "True"
@@ -322,7 +326,8 @@ def read_single_pod_group(pod: Mapping[str, Any], ages: Mapping[str, float] = NO
         failed_verification=failed_verification,
         verification_error=verification_error,
         node=pod["spec"].get("nodeName", ""),
-        creating_containers=is_creating_containers(containers),
+        creating_containers=creating,
+        mounting_volumes=creating and sandbox.get("status") == "False",
         unschedulable=unschedulable_message(conditions),
         restarts=restarts,
         avoided_nodes=read_avoided_nodes(pod),

@@ -88,6 +88,7 @@ class ReconcileContext:
         cold_start: `status.coldStart` of a group that has just begun to serve; empty if no group has.
         failure: first error that prevents the operator from applying the spec; None without such an error.
         missing_refs: objects that the spec names and that a pod is waiting for, because they do not exist.
+        volume_wait: why a pod waits for its volumes; empty if none does.
         restarts_counted: `rollout` includes the restarts of `groups`. Until it does, `status.groups` is left
             unchanged, because restarts recorded there are treated as already counted.
         error: first error that a retry may fix; it is raised after all other steps have been tried.
@@ -108,6 +109,7 @@ class ReconcileContext:
     cold_start: Mapping[str, Any] = field(default_factory=dict)
     failure: BlockingReason | None = None
     missing_refs: Sequence[RequiredRef] = ()
+    volume_wait: str = ""
     restarts_counted: bool = False
     error: KubeError | None = None
     status_lock: asyncio.Lock = field(default_factory=asyncio.Lock)

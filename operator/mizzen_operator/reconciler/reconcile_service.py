@@ -5,7 +5,6 @@ A reconcile consists of ten steps, from observing the objects to writing the sta
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -42,6 +41,7 @@ from mizzen_operator.reconciler.context import (
     ReconcileResult,
     report_meanwhile,
 )
+from mizzen_operator.reconciler.waiting_pods import explain_waiting_pods
 from mizzen_operator.resources import revision_hash
 from mizzen_operator.rollout import progress
 from mizzen_operator.rollout.actions import Action, DeleteGroup, delete_mislabelled_pods, drop_creations
@@ -49,16 +49,6 @@ from mizzen_operator.rollout.avoided_nodes import end_needless_waits, find_avoid
 from mizzen_operator.rollout.planner import plan
 from mizzen_operator.rollout.state import load_state
 from mizzen_operator.status.inputs import StatusInputs
-from mizzen_operator.status.missing_refs import (
-    CONFIG_MAP,
-    RequiredRef,
-    engine_refs,
-    fetch_refs,
-    gateway_refs,
-)
-
-MISSING_REFS_SECONDS = 5.0
-"""Time for which a pod may lack containers before the operator checks that the objects it needs exist."""
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +137,7 @@ class ServiceReconciler:
                     find_avoided_nodes(context.rollout.failures),
                 )
             with context.attempt():
-                context.missing_refs = await self._find_missing_refs(context)
+                await explain_waiting_pods(collaborators.kube, context)
         # 10. Status: write the status. After an error, values of the previous reconcile replace missing ones.
         final = context if context.error is None else context.with_previous(previous)
         if context.error is None or final.gateway is not None:
@@ -227,32 +217,6 @@ class ServiceReconciler:
         service = pin_revision(context.service, context.download)
         return await self._collaborators.dry_run.check(service, context.revision)
 
-    async def _find_missing_refs(self, context: ReconcileContext) -> tuple[RequiredRef, ...]:
-        """Return the missing objects that waiting pods need; a kubelet reports them only by Events."""
-        service, shared = context.service, context.gateway.shared if context.gateway is not None else None
-        gateway = shared.sharing.oldest.gateway if shared is not None else service.gateway
-        refs: list[RequiredRef] = []
-        if any(
-            pod.creating_containers and pod.age >= MISSING_REFS_SECONDS for pod in context.observed.gateways
-        ):
-            refs += gateway_refs(gateway)
-        updated = [group for group in context.groups if group.live and group.revision == context.revision]
-        if any(group.creating_containers and group.age >= MISSING_REFS_SECONDS for group in updated):
-            refs += engine_refs(service)
-        download = context.download
-        if download is not None and download.waiting_for and not download.total_bytes:
-            refs += fetch_refs(service)
-        # the operator may read only its own ConfigMaps
-        checked = [ref for ref in refs if ref.kind != CONFIG_MAP]
-        exist = await asyncio.gather(
-            *(
-                self._collaborators.kube.exists(ObjectRef(ref.kind, service.namespace, ref.name))
-                for ref in checked
-            ),
-            return_exceptions=True,
-        )
-        return tuple(ref for ref, exists in zip(checked, exist, strict=True) if exists is False)
-
     async def _report(self, key: ServiceKey, context: ReconcileContext, previous: PreviousResult) -> None:
         """Write the current state to the status while a reconcile waits for the API server or a rate limit.
 
@@ -309,6 +273,7 @@ class ServiceReconciler:
             cold_start=context.cold_start,
             api_keys=context.routing.api_keys,
             missing_refs=context.missing_refs,
+            volume_wait=context.volume_wait,
         )
         await collaborators.status_writer.write(key, inputs, restarts_counted=context.restarts_counted)
 

@@ -65,7 +65,7 @@ def engine_pods(
     pods = [_engine_pod(service, config, member) for member in members]
     if avoided_nodes:
         for pod in pods:
-            pod["metadata"]["annotations"] |= avoided_nodes_annotation(avoided_nodes)
+            pod["metadata"].setdefault("annotations", {}).update(avoided_nodes_annotation(avoided_nodes))
             pod["spec"]["affinity"] = avoid_nodes(pod["spec"].get("affinity") or {}, avoided_nodes)
     return pods
 

@@ -32,7 +32,7 @@ def avoid_nodes(affinity: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, 
 
 def avoided_nodes_annotation(nodes: Sequence[str]) -> dict[str, str]:
     """Return the annotation of a pod that avoids nodes; `read_avoided_nodes` is the inverse."""
-    return {labels.AVOIDED_NODES: ",".join(nodes)} if nodes else {}
+    return {labels.AVOIDED_NODES: ",".join(nodes)}
 
 
 def read_avoided_nodes(pod: Mapping[str, Any]) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 A node keeps advertising a broken GPU until somebody acts, so the scheduler would choose it again and again.
 Only losses of the service itself count: no service can influence where the pods of another one run. A node is
 avoided for at most an hour after its last loss (`FAILURE_WINDOW`), and at most `MAX_NODES` nodes are avoided.
-If a group then fits on no node for `PENDING_SECONDS`, the nodes may be used again: a device that may be broken
-is better than none.
+If a group then fits on no node for `PENDING_SECONDS`, the nodes may be used again: a device that may be
+broken is better than none.
 """
 
 from __future__ import annotations

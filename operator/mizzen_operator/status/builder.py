@@ -44,6 +44,7 @@ def build_status(inputs: StatusInputs, now: datetime) -> dict[str, Any]:
         "selector": f"{labels.SERVICE}={service.name},{labels.COMPONENT}={labels.ENGINE},{labels.RANK}=0",
         "url": service_url(service, inputs.gateway),
         **inputs.rollout.as_status(),
+        **({"avoidedNodes": list(inputs.avoided_nodes)} if inputs.avoided_nodes else {}),
         **({"model": inputs.download.as_status()} if inputs.download is not None else {}),
         **_scale_history(service.status, inputs.scale_history),
         **({"coldStart": dict(cold_start)} if cold_start else {}),

@@ -12,6 +12,7 @@ from dataclasses import replace
 from mizzen_operator.api import labels, reasons
 from mizzen_operator.model_cache.progress import Download
 from mizzen_operator.resources.gateway_spec import LABELLED_VOLUME
+from mizzen_operator.rollout.avoided_nodes import LOSSES
 from mizzen_operator.status.inputs import StatusInputs
 from mizzen_operator.status.missing_refs import engine_refs, explain_missing_ref
 from mizzen_operator.status.pod_conditions import (
@@ -132,7 +133,7 @@ def _progressing(inputs: StatusInputs, gateway: Condition, failed: Condition) ->
     if len(inputs.live) > wanted:
         return progress(reasons.REMOVING_GROUPS, f"{len(inputs.live)} groups exist, {wanted} are wanted")
     if serving < wanted - keep_old or old < keep_old:
-        return progress(reasons.STARTING_GROUPS, counts)
+        return progress(reasons.STARTING_GROUPS, "; ".join(filter(None, (counts, inputs.volume_wait))))
     if not gateway.status:
         return progress(reasons.STARTING_GATEWAY, gateway.message)
     if keep_old:
@@ -146,8 +147,13 @@ def _scheduled(inputs: StatusInputs) -> Condition:
     if inputs.memory_fit is not None and not inputs.memory_fit.fits:
         return Condition(reasons.SCHEDULED, False, reasons.WILL_NOT_FIT, inputs.memory_fit.message)
     condition = scheduled_condition(inputs.groups, inputs.service.groups)
+    if inputs.avoided_nodes:
+        nodes = ", ".join(inputs.avoided_nodes)
+        note = f"new groups are not placed on {nodes}, where engines lost their GPU {LOSSES} times"
+        condition = replace(condition, message=f"{condition.message}; {note} within an hour")
     if condition.reason == reasons.UNSCHEDULABLE:
-        message = explain_missing_ref(condition.message, engine_refs(inputs.service))
+        explained = explain_missing_ref(condition.message, engine_refs(inputs.service))
+        message = "; ".join(filter(None, (explained, inputs.volume_wait)))
         return replace(condition, message=message)
     if condition.status and inputs.memory_fit is not None:
         return replace(condition, message=f"{condition.message}; {inputs.memory_fit.message}")

@@ -19,6 +19,7 @@ from mizzen_operator.api.service_ref import ServiceRef
 from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import NAMESPACE_TERMINATING_TEXT, KubeError
 from mizzen_operator.kube.objects import timestamp
+from mizzen_operator.rollout.avoided_nodes import LOSSES
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +88,31 @@ def moved_group_events(
         for group in current
         if group.get("reason") in _MOVED and (group["name"], group["reason"]) not in reported
     ]
+
+
+def avoided_node_events(previous: Sequence[str], current: Sequence[str]) -> list[Event]:
+    """Return one Event for each node that new groups avoid from now on, or may use again.
+
+    Args:
+        previous: `status.avoidedNodes` of the previous status.
+        current: `status.avoidedNodes` of the status that was written.
+    """
+    avoided = [
+        Event(
+            reasons.NODE_AVOIDED,
+            f"engines lost their GPU on node {node} {LOSSES} times within an hour: new groups are not placed "
+            "there for up to an hour; check the GPUs of the node",
+            warning=True,
+        )
+        for node in current
+        if node not in previous
+    ]
+    allowed = [
+        Event(reasons.NODE_ALLOWED, f"groups may be placed on node {node} again")
+        for node in previous
+        if node not in current
+    ]
+    return [*avoided, *allowed]
 
 
 class EventRecorder:

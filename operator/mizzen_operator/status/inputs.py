@@ -15,6 +15,7 @@ from mizzen_operator.kube.errors import BlockingReason
 from mizzen_operator.model_cache.progress import Download
 from mizzen_operator.pods.group import Group
 from mizzen_operator.pods.observe import GatewayPod
+from mizzen_operator.rollout.avoided_nodes import find_avoided_nodes
 from mizzen_operator.rollout.stable_revision import count_old_to_keep
 from mizzen_operator.rollout.state import RolloutState
 from mizzen_operator.status.missing_refs import RequiredRef
@@ -45,6 +46,7 @@ class StatusInputs:
         cold_start: `status.coldStart` of a group that has just begun to serve; empty if no group has.
         api_keys: a gateway's report on its API keys; None if no gateway reports, or if no keys are required.
         missing_refs: objects that the spec names and that a pod is waiting for, because they do not exist.
+        volume_wait: why a pod waits for its volumes; empty if none does.
     """
 
     service: InferenceService
@@ -66,6 +68,12 @@ class StatusInputs:
     cold_start: Mapping[str, Any] = field(default_factory=dict)
     api_keys: ApiKeys | None = None
     missing_refs: Sequence[RequiredRef] = ()
+    volume_wait: str = ""
+
+    @property
+    def avoided_nodes(self) -> tuple[str, ...]:
+        """Nodes that new groups avoid, because engines lost their device there."""
+        return find_avoided_nodes(self.rollout.failures)
 
     @property
     def gateway(self) -> Gateway:

@@ -40,6 +40,7 @@ class _ServiceSeries:
         rollout_since: start of the current rollout; None if no rollout is in progress.
         overdue_since: time at which the current rollout exceeded, or will exceed, its progress deadline; None
             if no rollout is in progress.
+        avoided_nodes: number of nodes that new groups avoid.
         oldest_start: start of the oldest group that has never served; None if there is no such group.
         created: creation times of the existing groups by our clock, by name.
         restarts: number of engine restarts that this process has observed.
@@ -53,6 +54,7 @@ class _ServiceSeries:
     conditions: dict[str, bool]
     rollout_since: datetime | None = None
     overdue_since: datetime | None = None
+    avoided_nodes: int = 0
     oldest_start: datetime | None = None
     restarts: int = 0
     failures: dict[str, int] = field(default_factory=dict)
@@ -117,6 +119,7 @@ class ServiceMetrics:
             "available": status["availableReplicas"],
         }
         service.conditions = {name: entry["status"] == "True" for name, entry in conditions.items()}
+        service.avoided_nodes = len(status.get("avoidedNodes", ()))
         progress = load_state(status).progress
         self._update_rollout(service, conditions, progress, now)
         since = _last_progress(conditions, progress) if deadline is not None else None
@@ -176,7 +179,13 @@ class ServiceMetrics:
             "Age of the oldest starting group that has never served; 0 without such a group",
             labels=SERVICE_LABELS,
         )
+        avoided = GaugeMetricFamily(
+            f"{PREFIX}avoided_nodes",
+            "Nodes that new groups of a service avoid, because engines lost their GPU there repeatedly",
+            labels=SERVICE_LABELS,
+        )
         for key, service in services:
+            avoided.add_metric(key, service.avoided_nodes)
             restarts.add_metric(key, service.restarts)
             for cause, count in sorted(service.failures.items()):
                 failures.add_metric((*key, cause), count)
@@ -190,7 +199,7 @@ class ServiceMetrics:
         )
         for key, created in list(self._keys.items()):
             keys.add_metric(key, _age(created, now))
-        yield from (groups, conditions, restarts, failures, rollout, overdue, start, keys)
+        yield from (groups, conditions, restarts, failures, rollout, overdue, avoided, start, keys)
 
     def _update_rollout(
         self,

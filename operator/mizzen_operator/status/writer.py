@@ -21,7 +21,12 @@ from mizzen_operator.metrics import Metrics
 from mizzen_operator.rollout.state import RolloutState, load_state
 from mizzen_operator.status.builder import build_status, cleanup_patch, is_same_status
 from mizzen_operator.status.degraded_status import DegradedSnapshot, degraded_status
-from mizzen_operator.status.events import EventRecorder, condition_events, moved_group_events
+from mizzen_operator.status.events import (
+    EventRecorder,
+    avoided_node_events,
+    condition_events,
+    moved_group_events,
+)
 from mizzen_operator.status.inputs import StatusInputs
 from mizzen_operator.status.service_metrics import ServiceMetrics
 
@@ -104,6 +109,7 @@ class StatusWriter:
         previous = service.status
         events = condition_events(previous.get("conditions", []), conditions)
         events += moved_group_events(previous.get("groups", []), status["groups"])
+        events += avoided_node_events(previous.get("avoidedNodes", []), status.get("avoidedNodes", []))
         await self._recorder.record(service, events)
 
     async def _apply(self, service: ServiceRef, status: Mapping[str, Any]) -> bool:

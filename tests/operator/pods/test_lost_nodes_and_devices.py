@@ -93,7 +93,7 @@ def test_a_group_on_a_lost_node_is_replaced_while_its_pod_cannot_terminate(demo:
     assert len(demo.events("NodeLost")) == 1
 
 
-def test_a_group_that_lost_its_device_moves(demo: Demo) -> None:
+def test_a_group_that_lost_its_device_moves(demo: Demo, operators: Any) -> None:
     lost, kept = (pod["metadata"] for pod in demo.engines())
     demo.node.behaviour.lost_devices.add(lost["uid"])
     demo.eventually(lambda: lost["uid"] not in {p["metadata"]["uid"] for p in demo.engines()}, 60)
@@ -105,7 +105,24 @@ def test_a_group_that_lost_its_device_moves(demo: Demo) -> None:
     assert lost["name"] in event["message"] and "uncorrectable ECC error" in event["message"]
     assert event["type"] == "Warning"
     [failure] = demo.status()["recentFailures"]
-    assert failure["name"] == lost["name"]
+    assert (failure["name"], failure["node"]) == (lost["name"], "sim")
+    assert not [pod for pod in demo.engines() if "affinity" in pod["spec"]], "one loss may be bad luck"
+
+    demo.node.behaviour.lost_devices.add(kept["uid"])
+    demo.eventually(lambda: kept["uid"] not in {p["metadata"]["uid"] for p in demo.engines()}, 60)
+    demo.settle()
+    [moved] = [pod for pod in demo.engines() if pod["metadata"]["name"] not in names]
+    assert moved["metadata"]["annotations"]["mizzen.dev/avoided-nodes"] == "sim"
+    [term] = next(iter(moved["spec"]["affinity"]["nodeAffinity"].values()))["nodeSelectorTerms"]
+    assert term["matchFields"] == [{"key": "metadata.name", "operator": "NotIn", "values": ["sim"]}]
+    status = demo.status()
+    assert status["avoidedNodes"] == ["sim"]
+    [scheduled] = [entry for entry in status["conditions"] if entry["type"] == "Scheduled"]
+    assert "new groups are not placed on sim" in scheduled["message"]
+    [event] = demo.eventually(lambda: demo.events("NodeAvoided"), 60)
+    assert (event["type"], "node sim 2 times" in event["message"]) == ("Warning", True)
+    metrics = operators.http(operators.leader(), "/metrics")
+    assert f'avoided_nodes{{namespace="{demo.namespace}",service="demo"}} 1.0' in metrics
 
 
 def test_a_group_without_a_working_device_exhausts_its_restart_budget(demo: Demo, api: Any) -> None:

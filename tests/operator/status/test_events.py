@@ -8,7 +8,13 @@ import pytest
 
 from mizzen_operator.kube.errors import KubeError
 from mizzen_operator.status import events
-from mizzen_operator.status.events import Event, EventRecorder, condition_events, moved_group_events
+from mizzen_operator.status.events import (
+    Event,
+    EventRecorder,
+    avoided_node_events,
+    condition_events,
+    moved_group_events,
+)
 from service_kit import service
 
 
@@ -54,6 +60,15 @@ def test_a_moved_group_is_reported_once() -> None:
     lost = {"name": "demo-a-0-0", "reason": "NodeLost", "message": "node n is lost"}
     assert [event.message for event in moved_group_events([], [lost])] == ["demo-a-0-0: node n is lost"]
     assert moved_group_events([lost], [lost]) == []
+
+
+def test_each_node_that_is_avoided_or_allowed_again_is_an_event() -> None:
+    events = avoided_node_events(["a", "b"], ["b", "c"])
+    assert [(event.reason, event.warning) for event in events] == [
+        ("NodeAvoided", True),
+        ("NodeAllowed", False),
+    ]
+    assert "node c" in events[0].message and "node a" in events[1].message
 
 
 async def test_a_warning_is_not_repeated_within_ten_minutes() -> None:

@@ -181,3 +181,29 @@ def test_a_missing_secret_is_reported_with_its_field(
     api.create(secret(namespace, "teams"))
     demo.settle(1)
     assert demo.condition("Failed")["reason"] == "AsExpected"
+
+
+def test_a_group_that_waits_for_its_volumes_names_the_claim_and_the_field(
+    live_service: Callable[..., Service], node: Any, api: Any, namespace: str
+) -> None:
+    storage = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "spec": {**storage, "storageClassName": "x"},
+    }
+    api.create({**claim, "metadata": {"name": "models", "namespace": namespace}})
+    node.behaviour.unmounted.add(namespace)
+    demo = live_service(model={"source": "pvc://models/demo"})
+
+    def reports(*words: str) -> bool:
+        return all(entry in demo.condition("Ready")["message"] for entry in words)
+
+    where = "PersistentVolumeClaim models (spec.model.source)"
+    demo.eventually(lambda: reports("waits on node sim for its volumes", f"{where} is not bound"))
+    assert demo.condition("Ready")["reason"] == "StartingGroups"
+    api.patch("PersistentVolumeClaim", namespace, "models", {"status": {"phase": "Bound"}}, "status")
+    demo.eventually(lambda: reports(f"{where} is ReadWriteOnce, so only the pods of one node"))
+    node.behaviour.unmounted.clear()
+    demo.settle(1)
+    assert not reports("volumes")
