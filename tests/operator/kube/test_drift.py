@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,12 @@ import pytest
 from live_service import Service
 from marks import CONTROL_PLANE
 from mizzen_operator.api.labels import SERVICE_ACCOUNT_UID
+from mizzen_operator.kube.drift import drift_patch
 
 pytestmark = CONTROL_PLANE
 
+CHILDREN = Path(__file__).parents[2] / "golden/data/operator_children.json"
+"""Recorded manifests of the children of several services."""
 META = ("name", "namespace", "labels", "annotations", "ownerReferences")
 SECONDS = 20.0
 """Timeout of each wait; the operator of these tests polls unwatched children once a second."""
@@ -84,6 +89,29 @@ def test_a_policy_that_admits_everything_is_reverted(child: ChildObjects) -> Non
     before = child.spec("NetworkPolicy", "demo-engine")
     child.edit("NetworkPolicy", "demo-engine", {"spec": {"ingress": [*before["ingress"], {}]}})
     child.wait_for_spec("NetworkPolicy", "demo-engine", before)
+
+
+def recorded_children(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield the manifests of all kinds of children in a golden file."""
+    if isinstance(value, dict) and "kind" in value and "metadata" in value:
+        yield value
+    elif isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from recorded_children(item)
+
+
+def test_defaults_of_the_api_server_are_not_drift(api: Any) -> None:
+    kinds = ("Service", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "RoleBinding", "ConfigMap")
+    manifests = {
+        json.dumps([entry["kind"], entry["metadata"]["name"], entry.get("spec")]): entry
+        for entry in recorded_children(json.loads(CHILDREN.read_text()))
+        if entry["kind"] in kinds
+    }
+    assert any(entry["metadata"]["name"].endswith("-ranks") for entry in manifests.values())
+    for manifest in manifests.values():
+        body = {**manifest, "metadata": {**manifest["metadata"], "namespace": "default"}}
+        stored = api.create(body, dryRun="All")
+        assert drift_patch({**stored, "metadata": {"resourceVersion": ""}}, body) is None, stored
 
 
 def test_an_additional_subject_of_a_binding_is_removed(child: ChildObjects) -> None:
