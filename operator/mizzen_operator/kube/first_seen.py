@@ -15,7 +15,7 @@ from mizzen_operator.api.key import ServiceKey
 class FirstSeen:
     """Times at which this process first saw objects of each service.
 
-    A new leader sees every object anew, so a wait may last longer after a change of leader, never shorter.
+    A new leader knows none of these times, so a wait may last longer after a change of leader, never shorter.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

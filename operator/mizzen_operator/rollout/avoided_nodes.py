@@ -51,9 +51,9 @@ def forget_losses_if_pending(
 
 
 def end_needless_waits(groups: Sequence[Group], avoided: Sequence[str]) -> list[Group]:
-    """Return the groups, of which those that wait because of a node that may be used again count as ended.
+    """Return the groups; a group that waits because of a node that may be used again counts as ended.
 
-    The affinity of a pod cannot be changed, so the planner replaces these groups.
+    The affinity of a pod cannot be changed, so the planner replaces such a group.
 
     Args:
         groups: the observed groups.
