@@ -44,7 +44,7 @@ def engine_containers(containers: Sequence[Mapping[str, Any]]) -> list[Mapping[s
 def has_ended(pod: Mapping[str, Any]) -> bool:
     """Return whether an engine pod can never be ready again.
 
-    The phase alone does not tell: an injected sidecar keeps the phase Running after the engine has ended.
+    The phase alone is not enough: an injected sidecar keeps the phase Running after the engine has ended.
     With `restartPolicy: Never`, a pod in which any container has ended never becomes ready again.
     """
     status = pod.get("status", {})
