@@ -91,6 +91,16 @@ class GatewayConfig:
         "Maximum total size of the bodies of all requests in progress; further requests get 503",
         low=1024,
     )
+    response_store_seconds: float = option(
+        0.0,
+        "Time that the Responses API keeps a response after its last use, in memory; 0 stores no responses",
+        low=0,
+        high=86400,
+    )
+    response_store_size: int = option(10_000, "Maximum number of stored responses", low=1)
+    response_store_bytes: int = option(
+        256 * 1024 * 1024, "Maximum size of all stored responses with their conversations", low=1024
+    )
     request_timeout_seconds: float = option(
         0.0, "Timeout of requests that do not set one; 0 is no timeout", low=0
     )
@@ -181,6 +191,11 @@ class GatewayConfig:
             )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key belong together: give both")
+
+        if self.response_store_seconds and self.processes > 1:
+            raise ValueError(
+                "--response-store-seconds needs --processes 1, because each process has its own store"
+            )
 
     @property
     def shared(self) -> bool:

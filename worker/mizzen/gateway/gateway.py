@@ -31,6 +31,7 @@ from mizzen.gateway.http.request_bodies import BodyBudget
 from mizzen.gateway.requests.backpressure import UnreadOutput
 from mizzen.gateway.requests.body_reader import BodyReader
 from mizzen.gateway.requests.generation_request import GenerationRequest
+from mizzen.gateway.responses.response_store import ResponseStore, StoreLimits
 from mizzen.gateway.routing.dispatcher import Dispatcher
 from mizzen.gateway.services import Service, ServiceEntry, Services, model_not_found
 from mizzen.gateway.telemetry.access_log import AccessLog
@@ -70,6 +71,7 @@ class Gateway:
         self.body_budget = BodyBudget(config.max_bodies_bytes, config.max_body_bytes, self.trimmer.note_freed)
         self.body_reader = BodyReader()
         self.unread_output = UnreadOutput()
+        self.response_store = new_response_store(config)
         self.services = Services(self._new_service, config.drain_timeout_seconds, lambda: self.curve_keys)
         self._admin_tokens = read_admin_tokens(config.admin_token_file)
         self._name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
@@ -90,6 +92,8 @@ class Gateway:
             asyncio.create_task(self.tenants.watch(), name="API keys"),
             asyncio.create_task(self._reload_keys(), name="keys"),
         ]
+        if self.response_store is not None:
+            self._reload_tasks.append(asyncio.create_task(self.response_store.watch(), name="responses"))
 
     async def close(self, reason: str = "the gateway is shutting down") -> None:
         """Reject waiting requests and close all connections; running requests end with an error."""
@@ -282,6 +286,16 @@ class Gateway:
 
     def _new_service(self, entry: ServiceEntry) -> Service:
         return Service(entry, self.config, self.curve_keys, self._name, self.metrics, self.table_watch.notify)
+
+
+def new_response_store(config: GatewayConfig) -> ResponseStore | None:
+    """Return the store of responses, or None if responses are not stored."""
+    if not config.response_store_seconds:
+        return None
+    limits = StoreLimits(
+        config.response_store_seconds, config.response_store_size, config.response_store_bytes
+    )
+    return ResponseStore(limits)
 
 
 def load_key_folder(config: GatewayConfig) -> KeyFolder | None:

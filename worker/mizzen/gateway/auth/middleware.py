@@ -34,7 +34,7 @@ def add_auth_middleware(app: FastAPI, gateway: Gateway) -> None:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
             max_age=PREFLIGHT_SECONDS,

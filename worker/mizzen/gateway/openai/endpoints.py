@@ -5,12 +5,14 @@ The gateway's application calls these functions once at startup.
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Response
+import msgspec
+from fastapi import FastAPI, Request, Response
 
+from mizzen.gateway.errors import invalid
 from mizzen.gateway.gateway import Gateway
 from mizzen.gateway.http.api_call import JsonCall
 from mizzen.gateway.openai.embeddings import EmbeddingRequest, EmbeddingResponse, EmbeddingsHandler
-from mizzen.gateway.openai.openapi_document import describe_operation
+from mizzen.gateway.openai.openapi_document import describe_operation, describe_response
 from mizzen.gateway.openai.output_form import FamilyOptions
 from mizzen.gateway.openai.parse import RequestParser
 from mizzen.gateway.openai.response_bodies import ChatResponse, CompletionResponse
@@ -25,9 +27,9 @@ from mizzen.gateway.openai.tokenize import (
     TokenizeResponse,
 )
 from mizzen.gateway.requests.exchange import GenerationExchange
-from mizzen.gateway.responses.exchange import ResponsesExchange
+from mizzen.gateway.responses.exchange import ResponsesExchange, find_response, remove_response
 from mizzen.gateway.responses.parse import ResponsesParser
-from mizzen.gateway.responses.response_bodies import ResponsesResponse
+from mizzen.gateway.responses.response_bodies import DeletedResponse, ResponsesResponse
 from mizzen.gateway.responses.schemas import ResponsesRequest
 
 
@@ -57,6 +59,20 @@ def add_generation_endpoints(app: FastAPI, gateway: Gateway, parser: RequestPars
     async def responses() -> Response:
         """Answer a conversation given as text or items, streamed or in one response."""
         return ResponsesExchange(gateway, responses_parser)
+
+    @app.get("/v1/responses/{response_id}", openapi_extra=describe_response(ResponsesResponse))
+    async def retrieve_response(response_id: str, request: Request) -> Response:
+        """Return a stored response."""
+        if request.query_params.get("stream", "").lower() == "true":
+            raise invalid("stream: stored responses are not streamed", "stream", "unsupported_parameter")
+        stored = find_response(gateway, request.scope, response_id)
+        return Response(stored.body, media_type="application/json")
+
+    @app.delete("/v1/responses/{response_id}", openapi_extra=describe_response(DeletedResponse))
+    async def delete_response(response_id: str, request: Request) -> Response:
+        """Delete a stored response."""
+        remove_response(gateway, request.scope, response_id)
+        return Response(msgspec.json.encode(DeletedResponse(response_id)), media_type="application/json")
 
 
 def add_vector_endpoints(app: FastAPI, gateway: Gateway) -> None:

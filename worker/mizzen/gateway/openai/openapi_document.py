@@ -20,7 +20,7 @@ from mizzen.gateway.openai.tokenize import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from mizzen.gateway.responses.response_bodies import ResponsesResponse
+from mizzen.gateway.responses.response_bodies import DeletedResponse, ResponsesResponse
 from mizzen.gateway.responses.schemas import ResponsesRequest
 
 REQUESTS: tuple[type, ...] = (
@@ -30,7 +30,7 @@ REQUESTS: tuple[type, ...] = (
 """Types of all request bodies, in the order in which docs/openai.md describes them."""
 RESPONSES: tuple[type, ...] = (
     ChatResponse, CompletionResponse, ResponsesResponse, EmbeddingResponse, PairsResponse, LabelsResponse,
-    TokenizeResponse, DetokenizeResponse, Model, ModelList,
+    DeletedResponse, TokenizeResponse, DetokenizeResponse, Model, ModelList,
 )  # fmt: skip
 """Types of all response bodies."""
 REF_TEMPLATE = "#/components/schemas/{name}"
@@ -103,6 +103,7 @@ ERROR_DESCRIPTIONS = {
     "404": "The model does not exist",
     "408": "The body did not arrive in time",
     "413": "The body is too large",
+    "415": "The Content-Encoding of the body is not supported",
     "429": "Too many requests; try again after Retry-After seconds",
     "502": "The engine lost the request",
     "503": "No engine can take the request; try again after Retry-After seconds",

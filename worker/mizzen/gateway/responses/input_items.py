@@ -17,7 +17,11 @@ from mizzen.gateway.tools.tool_schemas import CalledFunction, ToolCall
 
 MAX_ITEMS = 65_536
 UNSUPPORTED_PARTS = ("input_image", "input_file", "input_audio")
-NOT_STORED = "nothing is stored here: send the items themselves in input"
+NOT_STORED = (
+    "this gateway stores no responses (--response-store-seconds is 0): set `store: false` in your client or"
+    " SDK, so that it sends the earlier items themselves in input"
+)
+"""Reason why fields and items that need stored responses are rejected."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -229,7 +233,7 @@ def add_item(builder: MessageBuilder, item: msgspec.Struct, field: str) -> None:
         case FunctionCallOutput(_, call_id, output):
             if call_id not in builder.call_ids:
                 raise invalid(
-                    f"{field}.call_id: no function_call {call_id[:80]!r} comes before it; {NOT_STORED}",
+                    f"{field}.call_id: no function_call {call_id[:80]!r} comes before it: send it, too",
                     f"{field}.call_id",
                 )
             builder.add_call_output(call_id, content_text(output, f"{field}.output"))

@@ -16,7 +16,7 @@ from mizzen.gateway.openai.format_schemas import JsonSchema, ResponseFormat
 from mizzen.gateway.openai.schemas import ChatRequest
 from mizzen.gateway.requests.decode_body import decode_body, reject_unsupported
 from mizzen.gateway.requests.generation_request import GenerationRequest
-from mizzen.gateway.responses.input_items import chat_messages
+from mizzen.gateway.responses.input_items import NOT_STORED, chat_messages
 from mizzen.gateway.responses.schemas import (
     CHAT_FIELDS,
     AllowedResponseTools,
@@ -56,11 +56,7 @@ NOOP_VALUES: dict[str, tuple[Any, ...]] = {
     "prompt_cache_retention": ("in_memory",),
 }
 """Unsupported fields, each with the values (besides null) that are accepted because they change nothing."""
-STORAGE_FIELDS = {
-    "store": "nothing is stored here: leave it out or send false, and send earlier items in input",
-    "previous_response_id": "nothing is stored here: send the earlier items in input",
-    "conversation": "nothing is stored here: send the earlier items in input",
-}
+STORAGE_FIELDS = {"store": NOT_STORED, "previous_response_id": NOT_STORED, "conversation": NOT_STORED}
 
 RENAMED_FIELDS = {
     "messages": "input",

@@ -106,7 +106,7 @@ class ResponsesResponse(msgspec.Struct, kw_only=True):
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool
-    previous_response_id: None = None
+    previous_response_id: str | None = None
     prompt_cache_key: str | None
     reasoning: dict[str, Any]
     safety_identifier: str | None
@@ -121,3 +121,11 @@ class ResponsesResponse(msgspec.Struct, kw_only=True):
     truncation: str = "disabled"
     usage: ResponseUsage | None = None
     user: str | None
+
+
+class DeletedResponse(msgspec.Struct):
+    """Response of DELETE /v1/responses/{id}."""
+
+    id: str
+    object: str = "response"
+    deleted: bool = True

@@ -29,6 +29,7 @@ from mizzen.gateway.responses.response_bodies import (
     ResponsesResponse,
     ResponseUsage,
 )
+from mizzen.gateway.responses.stored_input import NewTurn
 
 _encode = msgspec.json.Encoder().encode
 
@@ -40,8 +41,13 @@ class ResponsesWriter:
     the same items as a response without streaming.
     """
 
-    def __init__(self, parsed: ParsedResponsesRequest) -> None:
+    def __init__(self, parsed: ParsedResponsesRequest, turn: NewTurn | None = None) -> None:
+        """Create a writer; `turn` is the stored conversation's new turn, if the gateway stores responses."""
         self._response = new_response(parsed)
+        self._turn = turn
+        if turn is not None:
+            self._response.previous_response_id = turn.previous_id
+            self._response.store = turn.stored
         self._sequence_number = 0
         self._open_item: OutputItem | None = None
         self._open_text: list[str] = []
@@ -172,6 +178,8 @@ class ResponsesWriter:
         response.incomplete_details = Incomplete("max_output_tokens") if self._truncated else None
         response.completed_at = None if self._truncated else int(time.time())
         response.usage = response_usage(usage)
+        if self._turn is not None and self._turn.stored:
+            self._turn.store(response)
 
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────
 

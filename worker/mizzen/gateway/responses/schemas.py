@@ -84,7 +84,8 @@ class ResponsesRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True)
         doc(
             "A user message as text, or the conversation as items: messages, "
             "`function_call`, `function_call_output`, `reasoning`. Items from the "
-            "`output` of an earlier response can be sent back unchanged."
+            "`output` of an earlier response can be sent back unchanged, or as `item_reference` if "
+            "the gateway stores responses."
         ),
     ]
     instructions: Annotated[str | None, doc("System message that precedes the conversation.")] = None
@@ -112,9 +113,23 @@ class ResponsesRequest(SamplingFields, forbid_unknown_fields=True, kw_only=True)
     metadata: Annotated[
         dict[str, str] | None, doc("Up to 16 keys with text values, returned with the response.")
     ] = None
-    store: Annotated[bool | None, doc("Only `false`, which is the default: nothing is stored.")] = None
-    previous_response_id: Annotated[Any, doc("Not supported: send the earlier items in `input`.")] = None
-    conversation: Annotated[Any, doc("Not supported: send the earlier items in `input`.")] = None
+    store: Annotated[
+        bool | None,
+        doc(
+            "Whether to store the response (default: true) if the gateway stores responses; otherwise only "
+            "`false`."
+        ),
+    ] = None
+    previous_response_id: Annotated[
+        str | None,
+        doc(
+            "Response that this request continues: its conversation precedes `input`. Only if the gateway "
+            "stores responses."
+        ),
+    ] = None
+    conversation: Annotated[
+        Any, doc("Not supported: send `previous_response_id`, or the earlier items in `input`.")
+    ] = None
     include: Annotated[
         list[str] | None,
         doc(
