@@ -26,6 +26,13 @@ from mizzen_operator.api.types import (
     Verification,
 )
 
+PROMPT_TOKENS = 16
+"""Default of a prompt's `maxTokens`.
+
+The schema has no defaults within list items, because tools that compare whole lists, such as `kubectl apply`,
+would find a difference in every list that omits the field.
+"""
+
 
 class InvalidServiceError(ValueError):
     """An object does not match this release's CRD; the message names the field and the remedy."""
@@ -46,8 +53,8 @@ def parse_service(body: Mapping[str, Any]) -> InferenceService:
 
 _REMEDY = (
     "the CRD of the cluster is older or newer than the operator: upgrade both together (helm upgrade, or "
-    "kubectl apply --server-side -f crds/inferenceservices.yaml), and apply the service again if that does "
-    "not help"
+    "kubectl apply --server-side --force-conflicts -f crds/inferenceservices.yaml), and apply the service "
+    "again if that does not help"
 )
 
 
@@ -159,7 +166,8 @@ def _int_or_percent(given: int | str) -> int | str:
 def _verification(given: Mapping[str, Any]) -> Verification:
     return Verification(
         prompts=tuple(
-            Prompt(entry["prompt"], entry["expected"], entry["maxTokens"]) for entry in given["prompts"]
+            Prompt(entry["prompt"], entry.get("expected", ""), entry.get("maxTokens", PROMPT_TOKENS))
+            for entry in given["prompts"]
         ),
         on_failure=given["onFailure"],
         timeout=given["timeoutSeconds"],

@@ -15,6 +15,8 @@ from crd_cases import WRONG
 from crd_valid_cases import RIGHT
 from marks import CONTROL_PLANE
 from mizzen.gateway.auth.api_keys import parse_key_files
+from mizzen_operator.api.parse import parse_service
+from mizzen_operator.api.types import Prompt
 
 ROOT = Path(__file__).parents[3]
 CRD = ROOT / "crds/inferenceservices.yaml"
@@ -162,6 +164,45 @@ def test_the_crd_is_small_and_kubectl_prints_its_columns(api: Any, control_plane
     kubectl(
         "apply", "--dry-run=server", "-f", str(CRD)
     )  # the last-applied annotation of client-side apply must not exceed the size limit
+
+
+def _list_items(path: str, schema: Any, within: bool = False) -> list[str]:
+    """Return the paths of all defaults within items of lists of a schema."""
+    if not isinstance(schema, dict):
+        return []
+    found = [path] if within and "default" in schema else []
+    for name, below in schema.get("properties", {}).items():
+        found += _list_items(f"{path}.{name}", below, within)
+    found += _list_items(f"{path}[]", schema.get("items"), True)
+    return found + _list_items(f"{path}.*", schema.get("additionalProperties"), within)
+
+
+def test_list_items_have_no_defaults() -> None:
+    """Tools that compare lists as a whole would find a difference in each list that omits a field."""
+    [version] = yaml.safe_load(CRD.read_text())["spec"]["versions"]
+    schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    assert _list_items("spec", schema) == []
+
+
+def test_a_service_with_golden_prompts_is_unchanged_when_it_is_applied_again(
+    api: Any, control_plane: Any, namespace: str, minimal: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    body = minimal(rollout={"verification": {"prompts": [{"prompt": "One two"}]}})
+    manifest = tmp_path / "service.json"
+    manifest.write_text(json.dumps(body))
+
+    def apply(*options: str) -> str:
+        program = [str(control_plane.assets / "kubectl"), "--kubeconfig", str(control_plane.kubeconfig)]
+        command = [*program, "apply", "--namespace", namespace, "-f", str(manifest), *options]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert apply().split()[-1] == "created"
+    assert apply().split()[-1] == "unchanged"
+    for manager in ("one", "two"):
+        assert apply("--server-side", "--field-manager", manager).split()[-1] == "serverside-applied"
+    parsed = parse_service(api.get("InferenceService", namespace, "demo"))
+    assert parsed.rollout.verification is not None
+    assert parsed.rollout.verification.prompts == (Prompt("One two", "", 16),)
 
 
 def _undescribed(path: str, schema: dict[str, Any]) -> list[str]:
