@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +48,10 @@ def serve_progress(progress: FetchProgress, host: str, port: int) -> Iterator[in
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer((host, port), Handler)
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    server = Server((host, port), Handler)
     thread = threading.Thread(target=server.serve_forever, name="progress", daemon=True)
     thread.start()
     try:

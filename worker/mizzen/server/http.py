@@ -112,6 +112,7 @@ class HttpServer(ThreadingHTTPServer):
             OSError: the address cannot be bound.
         """
         self.routes = routes
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
         self._thread.start()

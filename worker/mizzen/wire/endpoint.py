@@ -15,6 +15,27 @@ class UnsafeEndpoint(ValueError):
     """Other machines can reach an endpoint for which no keys are configured."""
 
 
+def bracket_host(endpoint: str) -> str:
+    """Return an endpoint with brackets around an IPv6 address; other endpoints are returned unchanged.
+
+    Pods get their address from Kubernetes without brackets, so `tcp://$(POD_IP):5557` may lack them.
+    """
+    transport, _, address = endpoint.partition("://")
+    host, _, port = address.rpartition(":")
+    bare = transport == "tcp" and ":" in host and not host.startswith("[")
+    return f"tcp://[{host}]:{port}" if bare else endpoint
+
+
+def use_address_family(socket: zmq.Socket[bytes], endpoint: str, *, connects: bool) -> None:
+    """Allow IPv6 for an endpoint that may need it: an IPv6 address, or a name to which the socket connects.
+
+    The name of a pod may have only IPv6 addresses. If it has IPv4 addresses, the socket uses one of them.
+    """
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
+    is_name = endpoint.startswith("tcp://") and not host.replace(".", "").isdecimal()
+    socket.ipv6 = host.startswith("[") or (connects and is_name)
+
+
 def is_local(endpoint: str) -> bool:
     """Return whether only this machine can reach an endpoint.
 

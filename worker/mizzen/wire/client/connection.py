@@ -15,7 +15,7 @@ from mizzen.common.tasks import run_together
 from mizzen.wire.client.key_offers import KeyOffer
 from mizzen.wire.client.stream import EngineOverloaded, StreamLost
 from mizzen.wire.codec import MalformedFrame, encode, gateway_decoder
-from mizzen.wire.endpoint import enable_heartbeats, secure_client
+from mizzen.wire.endpoint import enable_heartbeats, secure_client, use_address_family
 from mizzen.wire.messages import MAX_FRAME_BYTES, WireMessage
 from mizzen.wire.socket_readiness import SocketReadiness
 
@@ -126,7 +126,7 @@ class EngineConnection:
         socket.sndhwm = SEND_FRAMES
         socket.rcvhwm = RECEIVE_FRAMES
         socket.maxmsgsize = MAX_FRAME_BYTES
-        socket.ipv6 = "[" in self._offer.endpoint
+        use_address_family(socket, self._offer.endpoint, connects=True)
         # A new connection gets a new socket, so this one never reconnects. (With ZMQ_IMMEDIATE instead,
         # libzmq discards received and unread frames when the connection ends.)
         socket.reconnect_ivl = NEVER_MILLISECONDS

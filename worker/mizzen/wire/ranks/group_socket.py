@@ -11,7 +11,13 @@ from collections.abc import Mapping
 import zmq
 
 from mizzen.wire.curve_keys import KeyPair, WireKeys
-from mizzen.wire.endpoint import enable_heartbeats, require_safe, secure_client, secure_server
+from mizzen.wire.endpoint import (
+    enable_heartbeats,
+    require_safe,
+    secure_client,
+    secure_server,
+    use_address_family,
+)
 from mizzen.wire.server.client_allow_list import AllowList
 
 HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS = 1.0, 5.0
@@ -105,7 +111,7 @@ def _socket(
 ) -> zmq.Socket[bytes]:
     socket = context.socket(kind)
     socket.linger = int(linger * 1000)
-    socket.ipv6 = "[" in endpoint
+    use_address_family(socket, endpoint, connects=kind == zmq.DEALER)
     enable_heartbeats(socket, HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS)
     for option, value in options.items():
         socket.setsockopt(option, value)

@@ -20,7 +20,7 @@ import zmq
 from mizzen.core.request import Request
 from mizzen.wire.codec import MalformedFrame, encode, engine_decoder
 from mizzen.wire.curve_keys import KeyFolder, KeyPair, KeyRing, WireKeys
-from mizzen.wire.endpoint import enable_heartbeats, require_safe
+from mizzen.wire.endpoint import bracket_host, enable_heartbeats, require_safe, use_address_family
 from mizzen.wire.limits import WireLimits
 from mizzen.wire.messages import (
     MAX_GRAMMAR_BYTES,
@@ -88,6 +88,7 @@ class WireServer:
             UnsafeEndpoint: `keys` is missing, but other machines can reach the endpoint.
             ValueError: the endpoint is malformed or cannot be bound.
         """
+        endpoint = bracket_host(endpoint)
         require_safe(endpoint, keys)
         self._limits = limits or WireLimits()
         self._welcome = welcome
@@ -115,7 +116,7 @@ class WireServer:
         socket.rcvhwm = limits.receive_frames
         # Twice the size of the longest valid request, which consists mostly of its prompt and its grammar.
         socket.maxmsgsize = 2 * (MAX_GRAMMAR_BYTES + 4 * self._welcome.context_length)
-        socket.ipv6 = "[" in self._wanted_endpoint
+        use_address_family(socket, self._wanted_endpoint, connects=False)
         enable_heartbeats(socket, limits.heartbeat_seconds, limits.heartbeat_timeout_seconds)
         return socket
 
