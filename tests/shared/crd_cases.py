@@ -318,6 +318,18 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "of your own",
     ),
     (
+        "common label",
+        {"commonMetadata": {"labels": {"mizzen.dev/rank": "1"}}},
+        "spec.commonMetadata.labels",
+        "of your own",
+    ),
+    (
+        "common annotation",
+        {"commonMetadata": {"annotations": {"mizzen.dev/x": "1"}}},
+        "spec.commonMetadata.annotations",
+        "of your own",
+    ),
+    (
         "mount without volume",
         {"podTemplate": {"volumeMounts": [MOUNT]}},
         "spec.podTemplate.volumeMounts",

@@ -12,6 +12,7 @@ from mizzen_operator.api.types import (
     Admission,
     Autoscaling,
     Availability,
+    CommonMetadata,
     Engine,
     Gateway,
     InferenceService,
@@ -61,7 +62,7 @@ _REMEDY = (
 def _parse(body: Mapping[str, Any]) -> InferenceService:
     meta, spec = body["metadata"], body["spec"]
     model, engine, gateway = spec["model"], spec["engine"], spec["gateway"]
-    tensor = spec["parallelism"]["tensor"]
+    tensor, common = spec["parallelism"]["tensor"], spec.get("commonMetadata", {})
     return InferenceService(
         name=meta["name"],
         namespace=meta["namespace"],
@@ -108,6 +109,7 @@ def _parse(body: Mapping[str, Any]) -> InferenceService:
         rotate_keys=meta.get("annotations", {}).get(labels.ROTATE_KEYS, ""),
         pods=tensor // spec["accelerator"].get("perPod", tensor),
         topology_key=spec["parallelism"].get("topologyKey", ""),
+        common=CommonMetadata(common.get("labels", {}), common.get("annotations", {})),
         spec=spec,
     )
 

@@ -242,6 +242,14 @@ class Autoscaling:
 
 
 @dataclass(frozen=True, slots=True)
+class CommonMetadata:
+    """`spec.commonMetadata`."""
+
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    annotations: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
 class InferenceService:
     """An InferenceService as the API server holds it.
 
@@ -285,6 +293,8 @@ class InferenceService:
     """Number of pods per group."""
     topology_key: str = ""
     """Node label that must be equal for all pods of a group; empty if there is no such constraint."""
+    common: CommonMetadata = CommonMetadata()
+    """Labels and annotations of all of the service's objects."""
     spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Spec as the API server holds it."""
 

@@ -14,6 +14,7 @@ from mizzen_operator.resources.metadata import (
     CONTAINER_SECURITY,
     MANAGED_BY,
     POD_SECURITY,
+    annotations_member,
     field_env,
     metadata,
     owner_reference,
@@ -125,7 +126,7 @@ def fetch_job(service: InferenceService, config: OperatorConfig) -> dict[str, An
         "containers": [_container(service, config, progress=True)],
         "volumes": [*model_volumes(service), *credentials_volumes(service)],
     }
-    pod_labels = {**MANAGED_BY, labels.SERVICE: service.name, labels.COMPONENT: labels.FETCH}
+    meta = metadata(service, "", labels.FETCH)
     unpinned = {**spec, "containers": [_container(service, config, progress=True, pin="")]}
     name = f"{service.name}-fetch-{digest(unpinned)[:8]}"
     return {
@@ -135,7 +136,10 @@ def fetch_job(service: InferenceService, config: OperatorConfig) -> dict[str, An
         "spec": {
             "backoffLimit": FETCH_RETRIES,
             "ttlSecondsAfterFinished": KEPT_SECONDS,
-            "template": {"metadata": {"labels": pod_labels}, "spec": spec},
+            "template": {
+                "metadata": {name: meta[name] for name in ("labels", "annotations") if name in meta},
+                "spec": spec,
+            },
         },
     }
 
@@ -199,7 +203,12 @@ def cache_claim(service: InferenceService) -> dict[str, Any] | None:
     cache = service.access.cache
     if cache.mode != "PersistentVolumeClaim" or not cache.size:
         return None
-    meta: dict[str, Any] = {"name": cache.claim, "namespace": service.namespace, "labels": dict(MANAGED_BY)}
+    meta: dict[str, Any] = {
+        "name": cache.claim,
+        "namespace": service.namespace,
+        "labels": {**service.common.labels, **MANAGED_BY},
+        **annotations_member(service.common, {}),
+    }
     if cache.when_deleted == "Delete":
         meta["ownerReferences"] = [{**owner_reference(service), "blockOwnerDeletion": False}]
     return {

@@ -137,11 +137,8 @@ def _service(spec: GatewaySpec) -> dict[str, Any]:
 
 
 def _deployment(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
-    bound = (
-        {"annotations": {labels.SERVICE_ACCOUNT_UID: spec.service_account_uid}}
-        if spec.service_account_uid
-        else {}
-    )
+    uid = spec.service_account_uid
+    meta = spec.metadata({labels.SERVICE_ACCOUNT_UID: uid} if uid else {})
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -155,7 +152,7 @@ def _deployment(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
                 "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
             },
             "template": {
-                "metadata": {"labels": spec.metadata()["labels"], **bound},
+                "metadata": {name: meta[name] for name in ("labels", "annotations") if name in meta},
                 "spec": _pod_spec(spec, config),
             },
         },

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mizzen_operator.api import child_names, labels
-from mizzen_operator.api.types import Gateway, InferenceService, Tracing
-from mizzen_operator.resources.metadata import MANAGED_BY, owner_reference
+from mizzen_operator.api.types import CommonMetadata, Gateway, InferenceService, Tracing
+from mizzen_operator.resources.metadata import MANAGED_BY, annotations_member, owner_reference
 
 LABELLED_VOLUME = "mizzen-labelled-api-keys-"
 """Prefix of the names of volumes with Secrets that were found by label."""
@@ -35,6 +35,7 @@ class GatewaySpec:
             template does not change with their order.
         service_account_uid: uid of its ServiceAccount; empty if unknown. Pods with the token of a deleted
             account must be replaced, because they could no longer watch their engines.
+        common: labels and annotations of all its objects and pods.
     """
 
     name: str
@@ -51,6 +52,7 @@ class GatewaySpec:
     flags: tuple[str, ...] = ()
     labelled_secrets: tuple[str, ...] = ()
     service_account_uid: str = ""
+    common: CommonMetadata = field(default_factory=CommonMetadata)
 
     @property
     def api_key_volumes(self) -> tuple[tuple[str, str, bool], ...]:
@@ -67,8 +69,8 @@ class GatewaySpec:
         return {
             "name": self.name,
             "namespace": self.namespace,
-            "labels": {**MANAGED_BY, **self.selector},
-            **({"annotations": dict(annotations)} if annotations else {}),
+            "labels": {**self.common.labels, **MANAGED_BY, **self.selector},
+            **annotations_member(self.common, annotations or {}),
             "ownerReferences": [dict(owner) for owner in self.owners],
         }
 
@@ -93,6 +95,7 @@ def dedicated_gateway_spec(service: InferenceService) -> GatewaySpec:
         tracing=service.tracing,
         disruption_budgets=service.availability.disruption_budgets,
         flags=("--suspended",) if service.suspend else (),
+        common=service.common,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mizzen_operator.api import labels
-from mizzen_operator.api.types import InferenceService
+from mizzen_operator.api.types import CommonMetadata, InferenceService
 from mizzen_operator.kube.objects import digest
 
 NODE_LOST_SECONDS = 30
@@ -50,14 +50,21 @@ def metadata(
         "name": name,
         "namespace": service.namespace,
         "labels": {
+            **service.common.labels,
             **(more_labels or {}),
             **MANAGED_BY,
             labels.SERVICE: service.name,
             labels.COMPONENT: component,
         },
-        **({"annotations": dict(annotations)} if annotations else {}),
+        **annotations_member(service.common, annotations or {}),
         "ownerReferences": [owner_reference(service)],
     }
+
+
+def annotations_member(common: CommonMetadata, own: Mapping[str, str]) -> dict[str, Any]:
+    """Return the member `annotations` of an object's metadata; empty if there are no annotations."""
+    merged = {**common.annotations, **own}
+    return {"annotations": merged} if merged else {}
 
 
 def tolerations(user_tolerations: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:

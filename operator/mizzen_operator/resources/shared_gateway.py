@@ -43,6 +43,7 @@ def shared_gateway_spec(sharing: GatewaySharing) -> GatewaySpec:
         image_pull_secrets=tuple(pulls.values()),
         tracing=sharing.oldest.tracing,
         disruption_budgets=sharing.oldest.availability.disruption_budgets,
+        common=sharing.oldest.common,
     )
 
 
