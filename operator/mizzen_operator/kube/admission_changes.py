@@ -58,7 +58,7 @@ class _Known:
     left: Differences
     corrections: float
     refilled_at: float
-    told: set[str] = field(default_factory=set[str])
+    reported: set[str] = field(default_factory=set[str])
     """Paths of the fields that were reported."""
 
 
@@ -109,12 +109,12 @@ class AdmissionChanges:
             return []
         known = self._remember(uid, left)
         known.left = left
-        new = [path for path in left.paths if path not in known.told]
-        known.told.update(new)
+        new = [path for path in left.paths if path not in known.reported]
+        known.reported.update(new)
         return new
 
     def _remember(self, uid: str, left: Differences) -> _Known:
-        """Return the entry of an object; create it with these differences if there is none."""
+        """Return the entry of an object; create it with these differences if it is missing."""
         known = self._known.setdefault(uid, _Known(left, CORRECTIONS_AT_ONCE, self._clock()))
         self._known.move_to_end(uid)
         while len(self._known) > MAX_REMEMBERED:

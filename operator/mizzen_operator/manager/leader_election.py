@@ -165,7 +165,7 @@ class Elector:
         if version < self._newest_version:
             raise VersionsWentBack(
                 f"the API server's resourceVersions went back from {self._newest_version} to {version} "
-                "(was etcd restored from a backup?): starting anew"
+                "(was etcd restored from a backup?): restarting"
             )
         self._newest_version = version
 

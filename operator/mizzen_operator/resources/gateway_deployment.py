@@ -121,7 +121,7 @@ def gateway_account(spec: GatewaySpec) -> dict[str, Any]:
 
 
 def _service(spec: GatewaySpec) -> dict[str, Any]:
-    """Return the Service; name and appProtocol of its port tell meshes, Ingresses and probes about TLS."""
+    """Return the Service; name and appProtocol of its port show meshes and Ingresses whether it uses TLS."""
     gateway = spec.gateway
     tls = {"name": "https", "appProtocol": "https"} if gateway.tls_secret else {"name": "http"}
     return {

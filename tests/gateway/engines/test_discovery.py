@@ -188,7 +188,7 @@ async def test_next_watch_continues_at_the_last_resource_version(
 
 
 @pytest.mark.parametrize("how", ["older event", "early end"])
-async def test_after_a_restored_backup_the_pods_are_listed_anew(
+async def test_after_a_restored_backup_the_pods_are_listed_again(
     api: ApiServer, table: Table, until: Any, how: str
 ) -> None:
     """The API server accepts a watch from a version that it has not reached yet, and sends no events."""

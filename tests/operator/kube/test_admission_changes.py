@@ -70,7 +70,7 @@ def test_others_edits_are_corrected_at_once_but_not_without_end() -> None:
         assert edits >= min(second + 1, admission_changes.CORRECTIONS_AT_ONCE)
     assert edits == pytest.approx(admission_changes.CORRECTIONS_AT_ONCE + 60, abs=2)
     assert changes.may_correct("u", "2"), "a new manifest does not wait"
-    assert changes.may_correct("v", "1"), "nor do other objects"
+    assert changes.may_correct("v", "1"), "other objects do not wait"
 
 
 class Restoring(OneObject):

@@ -71,7 +71,7 @@ def _matches(
 
 
 def _split_port(entry: str) -> tuple[str, str]:
-    """Return name and port of an entry; the port is empty if there is none."""
+    """Return name and port of an entry; the port is empty if it is missing."""
     if _ip_address(entry) is not None:
         return entry, ""
     name, separator, port = entry.rpartition(":")

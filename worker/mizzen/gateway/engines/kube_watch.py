@@ -111,7 +111,7 @@ class ResourceWatch(Generic[W]):
         self._selectors = selectors
         self._objects: dict[str, W] = {}
         self._proxy = ""
-        """URL of the proxy through which the API server is reached; empty if there is none."""
+        """URL of the proxy through which the API server is reached; empty for a direct connection."""
         self._decode_event = msgspec.json.Decoder(WatchEvent).decode
         self._decode = msgspec.json.Decoder(kind).decode
 
