@@ -48,6 +48,8 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "wrong order": [{"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
     "null content": [{"role": "user", "content": None}],
 }
+WITHOUT_CALLS = {"llama3", "mistral", "qwen2"}
+"""Templates that do not show calls; test_template_shapes has the conversations with calls."""
 EXTRAS: list[dict[str, Any]] = [{}, {"enable_thinking": False}, {"date_string": "1 Jan 2026"}]
 
 
@@ -74,6 +76,8 @@ def test_rendering_equals_transformers(transformers_tokenizer: Any, name: str, c
     source = (FOLDER / f"{name}.jinja").read_text()
     template = ChatTemplate(source, TOKENS)
     messages = CONVERSATIONS[conversation]
+    if conversation == "tools" and name in WITHOUT_CALLS:
+        return
     rendered = 0
     for extra, tools, prompt in itertools.product(EXTRAS, (None, [TOOL]), (True, False)):
         options = {"tools": tools, "add_generation_prompt": prompt, **extra}

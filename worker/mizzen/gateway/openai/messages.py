@@ -69,7 +69,7 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def template_message(message: Message, field: str) -> dict[str, Any]:
-    """Convert the message at path `field`: tool call arguments are parsed, and `content` is always present.
+    """Convert the message at path `field`; `content` is always present.
 
     Raises:
         ApiError: 400 if the message has no content, has content that is not text, or has a field that its
@@ -138,26 +138,12 @@ def part_text(part: Part, field: str) -> str:
 
 
 def template_call(call: ToolCall) -> dict[str, Any]:
-    """Convert a tool call to the form that chat templates expect."""
+    """Convert a tool call to a dictionary; the chat template decides on the form of the arguments."""
     entry: dict[str, Any] = {
         "type": "function",
-        "function": {"name": call.function.name, "arguments": parse_arguments(call.function.arguments)},
+        "function": {"name": call.function.name, "arguments": call.function.arguments},
     }
     return entry if call.id is None else {"id": call.id, **entry}
-
-
-def parse_arguments(arguments: str | dict[str, Any] | None) -> str | dict[str, Any]:
-    """Return a call's arguments as an object, or unchanged if they are not the JSON text of an object.
-
-    Models may write invalid JSON or be cut off, and clients send such calls back with the conversation.
-    """
-    if arguments is None or isinstance(arguments, dict):
-        return arguments or {}
-    try:
-        parsed = msgspec.json.decode(arguments or "null")
-    except (msgspec.DecodeError, RecursionError):
-        return arguments
-    return parsed if isinstance(parsed, dict) else {} if parsed is None else arguments
 
 
 def unsupported_field(name: str) -> ApiError:

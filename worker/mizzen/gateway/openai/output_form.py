@@ -6,6 +6,7 @@ the model that answers the request is known.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +70,7 @@ class ChatOutputForm:
         family = self._family(text)
         if family is None or family.call_id is str:
             return messages
-        return tuple(convert_call_ids(message, family) for message in messages)
+        return tuple(convert_call_ids(message, family) for message in add_call_ids(messages))
 
     def grammar(self, text: TextModel, prompt: Int32, requested: Grammar | None) -> Grammar | None:
         """Return the grammar that constrains the answer to a prompt (int32 [n]); None for no constraint.
@@ -164,6 +165,22 @@ def prompt_tail(text: TextModel, prompt: Int32) -> str:
     """Return the text of a prompt's last `PROMPT_TAIL_TOKENS` tokens, including special tokens."""
     tail = np.asarray(prompt)[-PROMPT_TAIL_TOKENS:].tolist()
     return text.tokenizer.decode(tail, skip_special_tokens=False)
+
+
+def add_call_ids(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the messages, with ids for calls and results that have none; results follow calls in order."""
+    unanswered: list[str] = []
+    for index, message in enumerate(messages):
+        calls = [
+            {"id": f"{index} {number}", **call} for number, call in enumerate(message.get("tool_calls", ()))
+        ]
+        if calls:
+            unanswered = [call["id"] for call in calls]
+            message = {**message, "tool_calls": calls}
+        elif message["role"] == "tool" and unanswered:
+            message = {"tool_call_id": unanswered[0], **message}
+            unanswered = [call_id for call_id in unanswered if call_id != message["tool_call_id"]]
+        yield message
 
 
 def convert_call_ids(message: dict[str, Any], family: ToolFamily) -> dict[str, Any]:

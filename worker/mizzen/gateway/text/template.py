@@ -10,12 +10,17 @@ from typing import Any
 
 import jinja2
 
+from mizzen.gateway.text.call_history import PROBE_TOOL, CallForm, arrange_calls, detect_call_form
 from mizzen.gateway.text.sandbox import MAX_CHARACTERS, TemplateEnvironment
 from mizzen.gateway.text.tokenizer import is_chat_template, read_files
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 RENDER_SECONDS = 5.0
 FILE = "chat_template.jinja"
+
+END_MARK = "END_OF_TEXT_TO_CONTINUE "
+"""Text that marks the end of the message that the model continues; its trailing space shows whether the
+template strips the text."""
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -52,6 +57,8 @@ class ChatTemplate:
         self.source = "\n".join(sources.values())
         """Sources of all templates, joined."""
         self._templates = {name: self._compile(name, source) for name, source in sources.items()}
+        self._call_forms: dict[tuple[str, bool], CallForm] = {}
+        """Forms of calls by the name of the template and whether tools are offered."""
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> ChatTemplate | None:
@@ -93,8 +100,9 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt for a conversation, whose messages consist of JSON values.
 
-        With `continue_final_message`, the prompt ends with the last message's text, which the model then
-        continues.
+        Calls and their results are passed to the template in the form in which it shows them
+        (`call_history`). With `continue_final_message`, the prompt ends with the last message's text, which
+        the model then continues.
 
         Raises:
             TemplateError: there are no messages, the template rejects them, or rendering exceeds the limit on
@@ -103,27 +111,74 @@ class ChatTemplate:
         if not messages:
             raise TemplateError("messages must hold at least one message")
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
-        values = {
-            **self._special_tokens,
-            **variables,
-            "messages": [normalize_message(message) for message in messages],
-            "tools": tools,
-            "documents": documents,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        normalized = [normalize_message(message) for message in messages]
         bounds = self._environment.bounds
         bounds.deadline = time.monotonic() + self._seconds
         try:
-            text = self._render_parts(self._templates[name], values)
-            return cut_after_last_message(text, values["messages"][-1]) if continue_final_message else text
+            if any(message.get("tool_calls") or message.get("role") == "tool" for message in normalized):
+                normalized = arrange_calls(normalized, self._call_form(name, tools is not None))
+            if continue_final_message:
+                normalized[-1] = mark_end(normalized[-1])
+            values = {
+                **self._special_tokens,
+                **variables,
+                "messages": normalized,
+                "tools": tools,
+                "documents": documents,
+                "add_generation_prompt": add_generation_prompt,
+            }
+            text = self._render_text(self._templates[name], values)
+        finally:
+            bounds.deadline = float("inf")
+        return cut_at_mark(text, messages[-1].get("content") or "") if continue_final_message else text
+
+    def _call_form(self, name: str, with_tools: bool) -> CallForm:
+        """Return the form in which a template shows calls; the template is probed once.
+
+        Raises:
+            TemplateError: probing exceeds the limit on time.
+        """
+        form = self._call_forms.get((name, with_tools))
+        if form is not None:
+            return form
+        bounds = self._environment.bounds
+
+        def render(messages: list[dict[str, Any]]) -> str | None:
+            bounds.check()
+            values = {
+                **self._special_tokens,
+                "messages": messages,
+                "tools": [PROBE_TOOL] if with_tools else None,
+                "documents": None,
+                "add_generation_prompt": True,
+            }
+            try:
+                return self._render_text(self._templates[name], values)
+            except TemplateError:
+                return None
+
+        try:
+            form = detect_call_form(render)
+            bounds.check()  # a form that was detected too late may be wrong, and is not stored
+        except jinja2.TemplateError as error:
+            raise TemplateError(error.message or str(error)) from error
+        self._call_forms[name, with_tools] = form
+        return form
+
+    def _render_text(self, template: jinja2.Template, values: dict[str, Any]) -> str:
+        """Render a template within the current deadline.
+
+        Raises:
+            TemplateError: the template rejects the values, or rendering exceeds the limit on time or size.
+        """
+        try:
+            return self._render_parts(template, values)
         except jinja2.TemplateError as error:
             raise TemplateError(error.message or str(error)) from error
         except RecursionError:
             raise TemplateError("the chat template or a message is nested too deeply") from None
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise TemplateError(f"the chat template cannot render these messages: {error}") from error
-        finally:
-            bounds.deadline = float("inf")
 
     def _render_parts(self, template: jinja2.Template, values: dict[str, Any]) -> str:
         parts: list[str] = []
@@ -142,20 +197,29 @@ class ChatTemplate:
             raise TemplateError(f"the {name} chat template, line {error.lineno}: {error.message}") from error
 
 
-def cut_after_last_message(text: str, message: Mapping[str, Any]) -> str:
-    """Return a rendered prompt up to the end of the last message's text, as Transformers does.
+def mark_end(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message whose text ends with `END_MARK`, at which the rendered prompt is cut.
 
     Raises:
-        TemplateError: the message has no text, or the template does not render it.
+        TemplateError: the message has no text.
     """
     content = message.get("content")
-    shown = content.strip() if isinstance(content, str) else ""
-    at = text.rfind(shown) if shown else -1
-    if at < 0:
+    if not isinstance(content, str) or not content.strip():
+        raise TemplateError("continue_final_message: the last message has no text to continue")
+    return {**message, "content": content + END_MARK}
+
+
+def cut_at_mark(text: str, content: str) -> str:
+    """Return a rendered prompt up to the end of the last message's text `content`, as Transformers does.
+
+    Raises:
+        TemplateError: the template does not render the text.
+    """
+    at = text.rfind(END_MARK.strip())
+    if at < 0 or content.strip() not in text:
         raise TemplateError("continue_final_message: the template does not show the last message's text")
-    if shown != content and content and text.startswith(content.lstrip(), at):
-        shown = content.lstrip()  # the template keeps the trailing space
-    return text[: at + len(shown)]
+    kept = text[:at]
+    return kept if text.startswith(END_MARK, at) else kept.rstrip()  # the template strips the text
 
 
 def normalize_message(message: Mapping[str, Any]) -> dict[str, Any]:
