@@ -161,6 +161,39 @@ def test_shown_special_tokens_are_in_the_text(small_tokenizer: Tokenizer) -> Non
 # ── cases ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 A1 = ("weather", '{"a": 1}')
+END = "\n</function>\n</tool_call>"
+PLACE = '{"city": "Köln", "note": "hello"}'
+XML_FAULTS = [
+    # without </parameter>
+    ("<parameter=city>\nKöln\n<parameter=note>\nhello\n</parameter>" + END, PLACE),
+    ("<parameter=city>\nKöln\n  <parameter=note>\nhello" + END, PLACE),
+    ("<parameter=city>Köln<parameter=note>hello</function></tool_call>", PLACE),
+    ("<parameter=city>\nKöln\n</parameter>\n<parameter=note>\nhello\n</tool_call>", PLACE),
+    ("<parameter=days>\n5\n<parameter=city>\nKöln" + END, '{"days": 5, "city": "Köln"}'),
+    ("<parameter=city>\nKöln\n</function>", '{"city": "Köln"}'),
+    ("<parameter=city>\nKöln\n</para", '{"city": "Köln"}'),
+    ("<parameter=city>\nKöln\n</function>\n</tool", '{"city": "Köln"}'),
+    ("<parameter=city>\n", '{"city": ""}'),
+    ("<parameter=more>\n[1, 2]\n", '{"more": [1, 2]}'),
+    ("<parameter=more>\n[1, 2\n", '{"more": "[1, 2"}'),
+    # other closing tags
+    ("<parameter=city>\nKöln\n</parameter/>\n<parameter=note>\nhello\n</ parameter >" + END, PLACE),
+    # without > after the key
+    ("<parameter=more: [1, 2]\n</parameter>" + END, '{"more": [1, 2]}'),
+    ("<parameter=more: [1, 2]</parameter>\n<parameter=days=7</parameter>" + END, '{"more": [1, 2], "days": 7}'),
+    ("<parameter=city\nKöln\n</parameter>\n<parameter=note hello\n</parameter>" + END, PLACE),
+    ("<parameter=note: a -> b</parameter>" + END, '{"note": "a -> b"}'),
+    ('<parameter="city">\nKöln\n</parameter>' + END, '{"city": "Köln"}'),
+    ("<parameter=more: [" + "1, " * 200 + "1]</parameter>" + END, '{"more": [' + "1, " * 200 + "1]}"),
+    ("<parameter=city", '{"city": ""}'),
+    # text that only looks like a tag belongs to the value
+    ("<parameter=note>\na <parameter=x>\n<parameter=note> b</parameter>" + END,
+     '{"note": "a <parameter=x>\\n<parameter=note> b"}'),
+    ("<parameter=note>\na\n</function>\nb\n</parameter>" + END, '{"note": "a\\n</function>\\nb"}'),
+    ("<parameter=note>\na\n</function>\n</tool_call>\nb\n</parameter>" + END,
+     '{"note": "a\\n</function>\\n</tool_call>\\nb"}'),
+]  # fmt: skip
+"""Calls after `<function=weather>` that a model wrote with faults, and the arguments that it meant."""
 CASES: list[tuple[ToolFamily, str, Parsed]] = [
     # text around calls; white space next to calls belongs to the syntax
     (HERMES, 'Hm.\n<tool_call>\n{"name": "weather", "arguments": {"a": 1}}\n</tool_call>', ("Hm.", [A1])),
@@ -193,8 +226,12 @@ CASES: list[tuple[ToolFamily, str, Parsed]] = [
     (
         QWEN_XML,
         "<function=weather><parameter=days>\nsoon\n</parameter><parameter=city>Kö",
-        ("", [("weather", '{"days": "soon", "city": "Kö')]),
+        ("", [("weather", '{"days": "soon", "city": "Kö"}')]),
     ),
+    *[
+        (QWEN_XML, f"<tool_call>\n<function=weather>\n{text}", ("", [("weather", arguments)]))
+        for text, arguments in XML_FAULTS
+    ],
     (LLAMA, '{"name": "weather", "parameters": {"a": 1}}', ("", [A1])),
     (LLAMA, '<|python_tag|>{"type": "function", "name": "weather", "parameters": {"a": 1}}', ("", [A1])),
     (LLAMA, '{"name": "weather", "parameters": {"a": 1}} done', ("done", [A1])),
@@ -250,6 +287,19 @@ arguments_by_type = st.fixed_dictionaries(
 )
 
 
+TAGS = [
+    *(
+        "<parameter=city>",
+        "<parameter=note",
+        "<parameter=more: ",
+        "<parameter=",
+        "</parameter>",
+        "</parameter/>",
+    ),
+    *("\n", "</function>", "</tool_call>", "<tool_call>", "<function=weather>", "</ para", "  "),
+]
+
+
 def xml_text(content: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
     """Return content and calls in the format of Qwen3-Coder: strings unquoted, other values as JSON."""
     parts = [content]
@@ -273,6 +323,24 @@ def test_qwen_xml_parser_reads_calls(data: st.DataObject, content: str) -> None:
     assert found_content.strip(" \n") == content.strip(" \n")
     assert parse(QWEN_XML, list(text)) == (found_content, found_calls)
     assert parse(QWEN_XML, data.draw(split_pieces(text))) == (found_content, found_calls)
+
+
+@settings(max_examples=200)
+@given(text=st.lists(garbage | texts | st.sampled_from(TAGS), max_size=12).map("".join), data=st.data())
+def test_qwen_xml_arguments_are_json_whatever_the_model_writes(text: str, data: st.DataObject) -> None:
+    text = "<function=weather>" + text
+    expected = parse(QWEN_XML, [text])
+    for _, arguments in expected[1]:
+        assert isinstance(json.loads(arguments), dict)
+    assert parse(QWEN_XML, list(text)) == expected
+    assert parse(QWEN_XML, data.draw(split_pieces(text))) == expected
+
+
+def test_call_that_is_cut_off_stays_incomplete() -> None:
+    parser = QWEN_XML.parser(TOOLS)
+    first = parser.feed("<function=weather><parameter=city>\nKöl")
+    assert join_deltas([first, parser.end(cut_off=True)]) == ("", [("weather", '{"city": "Köl')])
+    assert parser.call_open
 
 
 def test_json_that_is_not_a_call_is_not_held_back() -> None:

@@ -68,7 +68,8 @@ class AnswerBuilder:
         reason = None
         if finish is not None or self._parser.stopped:
             rest = "" if self._parser.stopped else self._detokenizer.flush()
-            delta = join_deltas(delta, self._parser.end(rest))
+            cut_off = not self._parser.stopped and not ended_by_model(finish)
+            delta = join_deltas(delta, self._parser.end(rest, cut_off=cut_off))
             reason = self._finish_reason(finish)
         if self._offsets is None:
             return AnswerPiece(delta, tokens, reason)
@@ -101,7 +102,7 @@ class AnswerBuilder:
 
     def _finish_reason(self, finish: Finish | None) -> str:
         """Return OpenAI's finish_reason of an answer that the engine or a stop string has ended."""
-        if self._parser.stopped or (finish is not None and finish.reason == FinishReason.STOP):
+        if self._parser.stopped or ended_by_model(finish):
             return self._parser.finish_reason or "stop"
         return "length"
 
@@ -111,6 +112,11 @@ class AnswerBuilder:
         if self._offsets is not None:
             self._offset += len(self._offsets.add((entry.token,)))
         return token
+
+
+def ended_by_model(finish: Finish | None) -> bool:
+    """Return whether an answer ended at an end token, a stop token, or the end of its grammar."""
+    return finish is not None and finish.reason == FinishReason.STOP
 
 
 def join_deltas(first: OutputDelta, second: OutputDelta) -> OutputDelta:

@@ -83,8 +83,11 @@ class OutputParser(Protocol):
         """
         ...
 
-    def end(self, rest: str = "") -> OutputDelta:
-        """Parse the last text, which does not count as a token; return all output that was held back."""
+    def end(self, rest: str = "", *, cut_off: bool = False) -> OutputDelta:
+        """Parse the last text, which does not count as a token; return all output that was held back.
+
+        With `cut_off`, it was not the model that ended the text, such as at `max_tokens`.
+        """
         ...
 
 
@@ -110,7 +113,7 @@ class PlainOutput:
         """Return text as content, up to the first stop string; hold back a possible beginning of one."""
         return OutputDelta(text if self._stop is None else self._stop.add(text))
 
-    def end(self, rest: str = "") -> OutputDelta:
+    def end(self, rest: str = "", *, cut_off: bool = False) -> OutputDelta:
         """Return the text that was held back and the last text, up to the first stop string."""
         return OutputDelta(rest if self._stop is None else self._stop.add(rest) + self._stop.flush())
 

@@ -263,8 +263,9 @@ def arguments_text(arguments: Any) -> str:
 def calls_as_text(calls: Sequence[TemplateMessage]) -> str:
     """Return calls as a JSON list, as models whose syntax is unknown write forced calls."""
     functions: list[Mapping[str, Any]] = [call.get("function") or {} for call in calls]
-    written = [
-        f'{{"name": {json.dumps(function.get("name"))}, "arguments": {arguments_text(function.get("arguments"))}}}'
+    named = [
+        (json.dumps(function.get("name")), arguments_text(function.get("arguments")))
         for function in functions
     ]
+    written = [f'{{"name": {name}, "arguments": {arguments}}}' for name, arguments in named]
     return f"[{', '.join(written)}]"

@@ -81,6 +81,10 @@ class CallReader:
         new_arguments, self._new_arguments = "".join(self._new_arguments), []
         return new_arguments, text[at:]
 
+    def complete(self) -> tuple[str, str]:
+        """Leave the call incomplete: how its JSON would go on is unknown."""
+        return "", ""
+
     def _step(self, text: str, at: int) -> int:
         """Read the object's next element, from index `at` on; return the index after the text read."""
         state = self._state

@@ -18,15 +18,8 @@ from mizzen.gateway.tools.hermes import BEGIN, END, HermesParser
 from mizzen.gateway.tools.llama import TAG, LlamaParser
 from mizzen.gateway.tools.mistral import MARKER, BareListParser, MistralParser
 from mizzen.gateway.tools.parser_base import ToolParser
-from mizzen.gateway.tools.qwen_xml import (
-    CALL,
-    CALL_END,
-    FUNCTION,
-    FUNCTION_END,
-    PARAMETER,
-    ArgumentSchemas,
-    XmlParser,
-)
+from mizzen.gateway.tools.qwen_xml import ArgumentSchemas, XmlParser
+from mizzen.gateway.tools.qwen_xml_tags import CALL, CALL_END, FUNCTION, FUNCTION_END, PARAMETER
 from mizzen.gateway.tools.structural_tags import Format
 
 _MISTRAL_ID = 9

@@ -57,6 +57,10 @@ class NamedCallReader:
         end = self._scanner.scan(text, at)
         return text[at:end], text[end:]
 
+    def complete(self) -> tuple[str, str]:
+        """Leave the call incomplete: how its JSON would go on is unknown."""
+        return "", ""
+
     def _begin(self) -> None:
         head = _HEAD.fullmatch(self._head)
         self.name = head[1] if head is not None and head[1] in self._names else None

@@ -71,7 +71,7 @@ class ParsedOutput:
             reasoning, text = self._reasoning.feed(text)
         return self._delta(reasoning, text)
 
-    def end(self, rest: str = "") -> OutputDelta:
+    def end(self, rest: str = "", *, cut_off: bool = False) -> OutputDelta:
         """Parse the last text, which does not count as a token; return all output that was held back."""
         reasoning, text = "", rest
         if self._reasoning is not None:
@@ -84,7 +84,7 @@ class ParsedOutput:
         if self._tools is None:
             held_reasoning = "" if self._stop is None else self._stop.flush()
             return OutputDelta(delta.content + held_reasoning, delta.reasoning)
-        last_delta = self._tools.end()
+        last_delta = self._tools.end(cut_off=cut_off)
         content = "" if self._only_calls else delta.content + last_delta.content
         return OutputDelta(content, delta.reasoning, delta.tool_calls + last_delta.tool_calls)
 

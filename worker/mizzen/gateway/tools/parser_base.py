@@ -27,8 +27,11 @@ class ToolParser(Protocol):
         """Parse more text; return the new output that later text cannot change."""
         ...
 
-    def end(self) -> OutputDelta:
-        """Handle the end of the text; return the output that was held back."""
+    def end(self, *, cut_off: bool = False) -> OutputDelta:
+        """Handle the end of the text; return the output that was held back.
+
+        With `cut_off`, it was not the model that ended the text, so a call that is open stays incomplete.
+        """
         ...
 
     @property
@@ -71,6 +74,10 @@ class ToolCallReader(Protocol):
 
     def add(self, text: str) -> tuple[str, str]:
         """Read more text; return the new text of the arguments, and the text after the call."""
+        ...
+
+    def complete(self) -> tuple[str, str]:
+        """End a started call at the end of the output, if its syntax allows that; return what `add` does."""
         ...
 
 
@@ -190,8 +197,17 @@ class MarkerParser(ABC):
             )
         return self._output.take_delta()
 
-    def end(self) -> OutputDelta:
-        """Handle the end of the text; return the output that was held back."""
+    def end(self, *, cut_off: bool = False) -> OutputDelta:
+        """Handle the end of the text; return the output that was held back.
+
+        A call that the model left open is completed if its syntax allows that, unless it was `cut_off`.
+        """
+        if self.call_open and self._reader is not None and not cut_off:
+            new_arguments, rest = self._reader.complete()
+            self._output.add_arguments(new_arguments)
+            if self._reader.ended:
+                self._reader = None
+                self._add_content(rest)
         if self._reader is None or not self._reader.started:
             self._add_content(self._reader.raw if self._reader is not None else "")
         self._output.add_content(self._pending)

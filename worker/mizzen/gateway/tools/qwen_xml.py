@@ -9,6 +9,9 @@
     </tool_call>
 
 Values are not quoted: the tool's schema decides whether `5` is a number or text.
+
+Models also write calls with faults: they leave out `</parameter>`, or the `>` after a key (`<parameter=ids: 5`),
+or write `</parameter/>`. `qwen_xml_tags` says where a value ends then.
 """
 
 from __future__ import annotations
@@ -19,15 +22,19 @@ from typing import Any
 
 import msgspec
 
-from mizzen.gateway.text.stop import partial_match_length
 from mizzen.gateway.tools.json_scanner import WHITESPACE
 from mizzen.gateway.tools.parser_base import MarkerParser
+from mizzen.gateway.tools.qwen_xml_tags import (
+    CALL,
+    CALL_END,
+    FUNCTION,
+    FUNCTION_END,
+    MAX_NAME,
+    PARAMETER,
+    split_key,
+    split_value,
+)
 
-CALL, CALL_END = "<tool_call>", "</tool_call>"
-FUNCTION, FUNCTION_END = "<function=", "</function>"
-PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
-MAX_NAME = 256
-"""Maximum length of the name of a function or parameter, in characters."""
 PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 ArgumentSchemas = Mapping[str, Any]
@@ -47,8 +54,10 @@ class XmlCallReader:
         self._pending = self._raw = ""
         self._value_parts: list[str] = []
         self._new_arguments: list[str] = []
-        self._count = 0
         self._schema: Any = None
+        self._properties: Mapping[str, Any] = {}
+        self._keys: set[str] = set()
+        self._at_end = False
         self.name: str | None = None
         self.started = False
         self.failed = False
@@ -75,6 +84,12 @@ class XmlCallReader:
         new_arguments, self._new_arguments = "".join(self._new_arguments), []
         return new_arguments, text
 
+    def complete(self) -> tuple[str, str]:
+        """End a started call at the end of the output; return what `add` returns."""
+        self._at_end = True
+        arguments, rest = self.add("")
+        return arguments, "" if CALL_END.startswith(rest.strip(WHITESPACE)) else rest
+
     # Each step reads some of the text, and returns the text that is left and whether to continue with it.
     # It returns False if it needs more text.
 
@@ -84,6 +99,7 @@ class XmlCallReader:
             return text, False
         if end >= 0 and text[:end] in self._tools:
             self.name, self.started, self._step = text[:end], True, self._read_between
+            self._properties = property_schemas(self._tools[self.name])
             return text[end + 1 :], True
         cut = end + 1 if end >= 0 else MAX_NAME
         self.failed = self.ended = True
@@ -97,53 +113,61 @@ class XmlCallReader:
             return text[len(PARAMETER) :], True
         if text.startswith(FUNCTION_END):
             return self._end_call(text[len(FUNCTION_END) :])
-        if PARAMETER.startswith(text) or FUNCTION_END.startswith(text):
+        if not self._at_end and (PARAMETER.startswith(text) or FUNCTION_END.startswith(text)):
             return text, False
         return self._end_call(text)  # a call without its closing tag is still a call
 
     def _read_key(self, text: str) -> tuple[str, bool]:
-        end = text.find(">", 0, MAX_NAME)
-        if end < 0:
-            return self._end_call(text) if len(text) >= MAX_NAME else (text, False)
-        key, rest = text[:end], text[end + 1 :]
+        found = split_key(text, self._properties, at_end=self._at_end)
+        if found is None:
+            return text, False
+        key, rest = found
         self._new_arguments.append(
-            ("{" if self._count == 0 else ", ") + json.dumps(key, ensure_ascii=False) + ": "
+            ("{" if not self._keys else ", ") + json.dumps(key, ensure_ascii=False) + ": "
         )
-        self._count += 1
-        self._schema = property_schemas(self._tools.get(self.name or "")).get(key)
+        self._keys.add(key)
+        self._schema = self._properties.get(key)
         self._step = self._begin_value
         return rest, True
 
     def _begin_value(self, text: str) -> tuple[str, bool]:
         """Skip the line break before a value, and choose the step that reads the value."""
-        if not text:
+        if not text and not self._at_end:
             return text, False
         is_text = not allowed_values(self._schema) and schema_types(self._schema) <= {"string"}
         self._new_arguments += ['"'] if is_text else []
         self._step = self._read_text if is_text else self._read_value
         return text.removeprefix("\n"), True
 
+    def _split_value(self, text: str) -> tuple[str, str | None, str]:
+        """Return the next text of a value, the text after the value if it ends, and otherwise the rest."""
+        unused = self._properties.keys() - self._keys if self._properties else None
+        body, rest = split_value(text, unused, at_end=self._at_end)
+        if rest is None and self._at_end:
+            return body, "", ""
+        return body, rest, text[len(body) :]
+
     def _read_text(self, text: str) -> tuple[str, bool]:
-        body, rest = split_at_end_tag(text)
+        body, rest, pending = self._split_value(text)
         self._new_arguments.append(json.dumps(body, ensure_ascii=False)[1:-1])
         if rest is None:
-            return text[len(body) :], False
+            return pending, False
         self._new_arguments.append('"')
         self._step = self._read_between
         return rest, True
 
     def _read_value(self, text: str) -> tuple[str, bool]:
-        body, rest = split_at_end_tag(text)
+        body, rest, pending = self._split_value(text)
         self._value_parts.append(body)
         if rest is None:
-            return text[len(body) :], False
+            return pending, False
         value, self._value_parts = "".join(self._value_parts), []
         self._new_arguments.append(value_as_json(value, self._schema))
         self._step = self._read_between
         return rest, True
 
     def _end_call(self, rest: str) -> tuple[str, bool]:
-        self._new_arguments.append("}" if self._count else "{}")
+        self._new_arguments.append("}" if self._keys else "{}")
         self.ended = True
         return rest, False
 
@@ -165,19 +189,6 @@ class XmlParser(MarkerParser):
 
     def _call_ended(self, failed: bool) -> None:
         """Do nothing: nothing outside a call depends on the previous call."""
-
-
-def split_at_end_tag(text: str) -> tuple[str, str | None]:
-    """Split text at the closing tag of a value; return the value and the text after the tag.
-
-    A line break right before the tag is not part of the value. If the closing tag is not complete yet,
-    return the text that certainly belongs to the value, and None.
-    """
-    at = text.find(PARAMETER_END)
-    if at >= 0:
-        return text[:at].removesuffix("\n"), text[at + len(PARAMETER_END) :]
-    keep = max(partial_match_length(text, "\n" + PARAMETER_END), partial_match_length(text, PARAMETER_END))
-    return text[: len(text) - keep], None
 
 
 def property_schemas(schema: Any) -> Mapping[str, Any]:
