@@ -180,7 +180,7 @@ XML_FAULTS = [
     ("<parameter=city>\nKöln\n</parameter/>\n<parameter=note>\nhello\n</ parameter >" + END, PLACE),
     # without > after the key
     ("<parameter=more: [1, 2]\n</parameter>" + END, '{"more": [1, 2]}'),
-    ("<parameter=more: [1, 2]</parameter>\n<parameter=days=7</parameter>" + END, '{"more": [1, 2], "days": 7}'),
+    ("<parameter=more: [1]</parameter>\n<parameter=days=7</parameter>" + END, '{"more": [1], "days": 7}'),
     ("<parameter=city\nKöln\n</parameter>\n<parameter=note hello\n</parameter>" + END, PLACE),
     ("<parameter=note: a -> b</parameter>" + END, '{"note": "a -> b"}'),
     ('<parameter="city">\nKöln\n</parameter>' + END, '{"city": "Köln"}'),

@@ -10,8 +10,8 @@
 
 Values are not quoted: the tool's schema decides whether `5` is a number or text.
 
-Models also write calls with faults: they leave out `</parameter>`, or the `>` after a key (`<parameter=ids: 5`),
-or write `</parameter/>`. `qwen_xml_tags` says where a value ends then.
+Models also write faulty calls: they leave out `</parameter>`, or the `>` after a key (`<parameter=ids: 5`),
+or write `</parameter/>`. `qwen_xml_tags` determines where a value ends in such calls.
 """
 
 from __future__ import annotations

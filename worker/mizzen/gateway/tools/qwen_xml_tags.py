@@ -15,7 +15,9 @@ PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 MAX_NAME = 256
 """Maximum length of the name of a function or parameter, in characters."""
 MAX_HELD = 4096
-"""Number of characters after `</tool_call>` in a value, within which `</parameter>` shows that it is content."""
+"""Number of characters after `</tool_call>` in a value that are searched for `</parameter>`.
+
+If `</parameter>` is among them, `</tool_call>` is part of the value."""
 
 _CLOSING = r"</\s{0,8}parameter\s{0,8}/?\s{0,8}>"
 _TAG = re.compile(
