@@ -45,7 +45,7 @@ class Empty(Enum):
 
 
 class Shown(IntEnum):
-    """How a template shows a call, from worst to best."""
+    """Quality with which a template shows a call, from worst to best."""
 
     NOT = 0
     """The template rejects the message, or does not show the call."""
