@@ -25,7 +25,7 @@ from mizzen.gateway.openai.messages import Message, template_messages
 from mizzen.gateway.text.template import ChatTemplate, TemplateError
 
 SHAPES = {path.stem: path.read_text() for path in (Path(__file__).parents[1] / "templates/shapes").iterdir()}
-TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+TOKENS: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
 TOOLS = [
     {
         "type": "function",
