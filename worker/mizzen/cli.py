@@ -8,6 +8,7 @@ import typer
 
 import mizzen
 from mizzen.commands import chat, complete, fetch, processes, serve
+from mizzen.commands.foreign_options import ServeCommand
 
 app = typer.Typer(
     name="mizzen",
@@ -34,11 +35,11 @@ def options(
     """Handle the options that precede a command."""
 
 
-app.command("serve")(serve.command)
+app.command("serve", cls=ServeCommand)(serve.command)
 app.command("chat")(chat.command)
 app.command("complete")(complete.command)
 app.command("fetch")(fetch.command)
-app.command("engine")(processes.engine)
+app.command("engine", cls=ServeCommand)(processes.engine)
 app.command("gateway")(processes.gateway)
 
 

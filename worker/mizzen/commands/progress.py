@@ -23,8 +23,11 @@ class StartupProgress(AbstractContextManager["StartupProgress"], Protocol):
         """Return a function that handles a process's log lines; None means that they are passed through."""
         ...
 
-    def update(self, state: str, share: float | None = None) -> None:
-        """Show the state of the startup, and the finished share of the work in this state, 0 to 1."""
+    def update(self, state: str, share: float | None = None, details: str = "") -> None:
+        """Show the state of the startup, and the finished share of the work in this state, 0 to 1.
+
+        Details may change with every call; a log file does not repeat them.
+        """
         ...
 
     def note(self, text: str) -> None:
@@ -45,12 +48,12 @@ class PlainProgress(AbstractContextManager["PlainProgress"]):
         """Return None, so that log lines are passed through unchanged."""
         return None
 
-    def update(self, state: str, share: float | None = None) -> None:
+    def update(self, state: str, share: float | None = None, details: str = "") -> None:
         """Write the state if it has changed, or if another quarter of the work in it is finished."""
         quarters = int((share or 0) * QUARTERS)
         if (state, quarters) != self._shown:
             self._shown = (state, quarters)
-            self.note(format_progress(state, quarters / QUARTERS if quarters else None))
+            self.note(format_progress(state, quarters / QUARTERS if quarters else None, details))
 
     def note(self, text: str) -> None:
         """Write a line."""
@@ -89,9 +92,9 @@ class TerminalProgress(AbstractContextManager["TerminalProgress"]):
 
         return show
 
-    def update(self, state: str, share: float | None = None) -> None:
+    def update(self, state: str, share: float | None = None, details: str = "") -> None:
         """Show the state, the finished share of the work in it, and the time since the startup began."""
-        self._status.update(f"{format_progress(state, share)} ({time.monotonic() - self._began:.0f} s)")
+        self._status.update(f"{format_progress(state, share, details)} ({time.monotonic() - self._began:.0f} s)")
 
     def note(self, text: str) -> None:
         """Show a line that stays visible, and remove the status line."""
@@ -99,9 +102,10 @@ class TerminalProgress(AbstractContextManager["TerminalProgress"]):
         self._console.print(f"mizzen: {text}", markup=False, highlight=False)
 
 
-def format_progress(state: str, share: float | None) -> str:
-    """Return text that shows a state and the finished share of the work in it (0 to 1, or None)."""
-    return state if share is None else f"{state}, {share:.0%}"
+def format_progress(state: str, share: float | None, details: str = "") -> str:
+    """Return text that shows a state, the finished share of the work in it (0 to 1, or None) and details."""
+    text = state if share is None else f"{state}, {share:.0%}"
+    return f"{text}: {details}" if details else text
 
 
 def extract_warning(line: str) -> str:

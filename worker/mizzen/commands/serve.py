@@ -27,6 +27,7 @@ from mizzen.commands.children import (
     describe_exit,
     shell_exit_code,
 )
+from mizzen.commands.model_source import RemoteModel, fetch_model, find_model
 from mizzen.commands.progress import StartupProgress, create_progress
 from mizzen.commands.readiness import ReadinessProbe
 from mizzen.gateway.config import GatewayConfig
@@ -52,6 +53,9 @@ ANY_PORT = {
     "http_port": "Port of the engine's /healthz, /readyz, /metrics; 0 chooses a free port",
     "admin_port": "Port of the gateway's /healthz, /readyz, /metrics; 0 chooses a free port",
 }
+LOCAL = "127.0.0.1"
+DEVICES = ("auto", "cuda", "cpu")
+DEVICE_HELP = "Device that the model runs on; auto is cuda if there is a GPU, and otherwise cpu"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,6 +76,8 @@ def serve_settings() -> list[options.Setting]:
                 continue
             if setting.name in ANY_PORT:
                 setting = dataclasses.replace(setting, default=0, help=ANY_PORT[setting.name])
+            if setting.name == "device":
+                setting = dataclasses.replace(setting, default="auto", choices=DEVICES, help=DEVICE_HELP)
             settings[setting.name] = setting
     return list(settings.values())
 
@@ -101,15 +107,45 @@ def reserve_port(reserved: contextlib.ExitStack, host: str, port: int, option: s
     return listener.getsockname()[1]
 
 
+def _reserve_ports(reserved: contextlib.ExitStack, values: dict[str, Any]) -> dict[str, int]:
+    """Bind the ports of the gateway and of the engine until `reserved` is closed, and return them by name."""
+    return {
+        "port": reserve_port(reserved, values["host"], values["port"]),
+        "http_port": reserve_port(reserved, LOCAL, values["http_port"], "--http-port"),
+        "admin_port": reserve_port(reserved, LOCAL, values["admin_port"], "--admin-port"),
+    }
+
+
+def _check_ports(values: dict[str, Any]) -> None:
+    with contextlib.ExitStack() as reserved:
+        _reserve_ports(reserved, values)
+
+
+def choose_device(device: str, tensor: int, progress: StartupProgress) -> str:
+    """Return the device to run on, cuda or cpu; `auto` chooses cpu only if no GPU is found, and says so.
+
+    Raises:
+        typer.BadParameter: the device is cuda, and there are not enough GPUs.
+    """
+    if device == "cpu":
+        return device
+    from mizzen.server.gpus import check_gpus, find_gpus
+
+    found = find_gpus()
+    if device == "auto" and not found.count:
+        progress.note(f"no GPU found ({found.problem}): --device auto chooses cpu, which is slow")
+        return "cpu"
+    try:
+        check_gpus(tensor, found)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return "cuda"
+
+
 def _check_model(model: Path) -> None:
     from mizzen.gateway.text.model import build_text_model
     from mizzen.gateway.text.tokenizer import read_files
 
-    if not (model / "config.json").is_file():
-        problem = "has no config.json" if model.is_dir() else "is not a folder"
-        raise typer.BadParameter(
-            f"{str(model)!r} {problem}; give a folder with config.json, the tokenizer and safetensors"
-        )
     try:
         build_text_model("", read_files(model))  # raises the error that the gateway would report later
     except (OSError, ValueError) as error:
@@ -131,27 +167,24 @@ def build_config(model: Path, values: dict[str, Any], folder: Path) -> ServeConf
     from mizzen.wire.curve_keys import write_keys
 
     _check_model(model)
-    local = "127.0.0.1"
     with contextlib.ExitStack() as reserved:
         values = {
             **values,
             "served_name": values["served_name"] or model.resolve().name,
-            "port": reserve_port(reserved, values["host"], values["port"]),
-            "http_port": reserve_port(reserved, local, values["http_port"], "--http-port"),
-            "admin_port": reserve_port(reserved, local, values["admin_port"], "--admin-port"),
+            **_reserve_ports(reserved, values),
         }
-        wire_port = reserve_port(reserved, local, 0)
+        wire_port = reserve_port(reserved, LOCAL, 0)
     write_keys(folder)
     (folder / "admin.token").write_text(secrets.token_urlsafe(32))
     endpoint = f"ipc://{folder}/wire"
     if len(endpoint) > 100:  # Linux limits the path of a Unix socket to 107 bytes
-        endpoint = f"tcp://{local}:{wire_port}"
+        endpoint = f"tcp://{LOCAL}:{wire_port}"
     engine = {
         **_fields(EngineConfig, values),
         "model": str(model),
         "wire_bind": endpoint,
         "keys": str(folder),
-        "http_host": local,
+        "http_host": LOCAL,
         "engine_id": "local",
         "termination_message": str(folder / "reason"),
     }
@@ -159,7 +192,7 @@ def build_config(model: Path, values: dict[str, Any], folder: Path) -> ServeConf
         **_fields(GatewayConfig, values),
         "engine": (endpoint,),
         "keys": str(folder),
-        "admin_host": local,
+        "admin_host": LOCAL,
         "admin_token_file": str(folder / "admin.token"),
         "access_log": "off",
     }
@@ -275,7 +308,13 @@ def _describe_child_exit(event: ChildExited, config: ServeConfig) -> str:
 
 def _serve(
     *,
-    model: Annotated[Path, typer.Argument(help="Folder with config.json, the tokenizer and safetensors.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Folder with config.json, the tokenizer and safetensors, or a model to fetch first: "
+            "a name on the hub, such as Qwen/Qwen3-0.6B, or a URI (hf://, s3:// or oci://)."
+        ),
+    ],
     verbose: Annotated[
         bool,
         typer.Option(
@@ -289,10 +328,18 @@ def _serve(
     When requests can be served, the URL is written to standard output. All other output goes to standard
     error.
     """
+    progress = create_progress(verbose)
+    source = find_model(model)
+    values["device"] = choose_device(values["device"], values["tensor"], progress)
+    if isinstance(source, RemoteModel):
+        _check_ports(values)  # before a long download
+        fetch_model(source, progress)
+        values["served_name"] = values["served_name"] or source.name
+        source = source.folder
     folder = Path(tempfile.mkdtemp(prefix="mizzen-"))  # private: mkdtemp makes it 0700
     try:
-        config = build_config(model, values, folder)
-        code = run_processes(config, create_progress(verbose))
+        config = build_config(source, values, folder)
+        code = run_processes(config, progress)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     raise typer.Exit(code)

@@ -8,15 +8,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mizzen.commands.children import terminate_with_parent
-from mizzen.commands.options import Setting, settings
+from mizzen.commands.model_source import find_model
+from mizzen.commands.options import Setting
+from mizzen.commands.serve import serve_settings
 from mizzen.common.options import flag
-from mizzen.server.config import EngineConfig
 
 if TYPE_CHECKING:
     from mizzen.commands.client import ApiClient, GenerationOptions
@@ -25,7 +25,7 @@ STOP_SECONDS = 15.0
 LOG_LINES = 20
 
 Target = Annotated[
-    str, typer.Argument(help="URL of a service, such as http://127.0.0.1:8000/v1, or a model folder.")
+    str, typer.Argument(help="URL of a service, such as http://127.0.0.1:8000/v1, or a model as for `serve`.")
 ]
 Model = Annotated[str, typer.Option(help="Name of the model; by default the service's first model.")]
 Temperature = Annotated[
@@ -53,7 +53,7 @@ def folder_settings() -> list[Setting]:
     """Return the settings for serving a model folder; a setting that is None has the default of `serve`."""
     return [
         dataclasses.replace(setting, default=None, optional=True)
-        for setting in settings(EngineConfig)
+        for setting in serve_settings()
         if setting.name in FOLDER_OPTIONS
     ]
 
@@ -81,10 +81,10 @@ def open_client(target: str, values: Mapping[str, Any], timeout_seconds: float) 
         with ApiClient(target, timeout_seconds) as client:
             yield client
         return
-    if not (Path(target) / "config.json").is_file():
-        raise typer.BadParameter(
-            f"{target!r} is neither a URL (http://…) nor a model folder (with a config.json)"
-        )
+    try:
+        find_model(target)
+    except typer.BadParameter as error:
+        raise typer.BadParameter(f"{error.message}, or the URL of a service (http://…)") from error
     with _serve_folder(target, serve_options) as url, ApiClient(url, timeout_seconds) as client:
         yield client
 

@@ -25,7 +25,7 @@ def parse_credentials(text: str) -> Credentials:
     """
     token = text.strip()
     if not token.isascii() or len(token.split()) > 1:
-        raise FetchError("--credentials must contain a single hub token and nothing else")
+        raise FetchError("--credentials or HF_TOKEN must contain a single hub token and nothing else")
     return StaticCredentials(f"Bearer {token}" if token else "")
 
 
@@ -94,7 +94,8 @@ def _explain(error: RequestRejected, name: str) -> str:
     if error.code in (401, 403):
         return (
             f"{name}: access denied ({error.code}): it is private, gated or does not exist; accept its terms "
-            "on the hub, and provide a token that may read it (spec.model.credentialsSecretRef)"
+            "on the hub, and provide a token that may read it (spec.model.credentialsSecretRef, or the "
+            "environment variable HF_TOKEN on the command line)"
         )
     if error.code == 404:
         return f"{name}: the hub has no such model or revision: check the name and the revision after @"

@@ -17,6 +17,7 @@ from mizzen.fetch.client import Credentials, FetchClient, RateLimiter
 from mizzen.fetch.config import FetchConfig
 from mizzen.fetch.digests import sha256
 from mizzen.fetch.download import CHECKPOINT, SEGMENT, Downloader
+from mizzen.fetch.environment import read_hub_token, use_hub_endpoint
 from mizzen.fetch.errors import FetchError, FetchStopped
 from mizzen.fetch.plan import EXCLUDE, INCLUDE, FetchPlan, FileFilter, check_collisions
 from mizzen.fetch.progress import FetchProgress
@@ -53,11 +54,12 @@ class Fetch:
             checkpoint: number of bytes per connection that may be lost if the process is killed.
 
         Raises:
-            FetchError: the URI is invalid.
+            FetchError: the URI or `HF_ENDPOINT` is invalid.
         """
         self.progress = FetchProgress()
-        self._uri, self._config = uri, config
         self._source: Source = parse_source(uri)
+        is_hub = isinstance(self._source, HubSource)
+        self._uri, self._config = uri, use_hub_endpoint(config) if is_hub else config
         self._store = ModelFolder(folder)
         self._file_filter = FileFilter(
             config.include or INCLUDE, (*config.exclude, *(() if config.include else EXCLUDE))
@@ -134,7 +136,7 @@ class Fetch:
         return manifest
 
     def _credentials(self) -> Credentials:
-        text = ""
+        text = read_hub_token(self._config) if isinstance(self._source, HubSource) else ""
         if self._config.credentials:
             try:
                 text = Path(self._config.credentials).read_text()

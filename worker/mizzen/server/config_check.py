@@ -10,6 +10,7 @@ from pathlib import Path
 from mizzen.engine.loading.validate import check_model, make_trace_folder
 from mizzen.models.registry import read_config
 from mizzen.server.config import EngineConfig
+from mizzen.server.gpus import GpuSearch, check_gpus, find_problem
 from mizzen.server.model_files import ModelFolderError
 from mizzen.server.nodes.group import tcp_endpoint
 from mizzen.server.ranks.plan_memory import plan_memory_bytes
@@ -18,7 +19,7 @@ from mizzen.wire.endpoint import require_safe
 
 
 def check_config(config: EngineConfig, *, loads_model: bool = True) -> None:
-    """Check the model folder, trace folder, keys and endpoints of a configuration.
+    """Check the model folder, trace folder, keys, endpoints and device of a configuration.
 
     Args:
         config: Configuration of the engine.
@@ -41,6 +42,8 @@ def check_config(config: EngineConfig, *, loads_model: bool = True) -> None:
         require_safe(tcp_endpoint(config.ranks_address, config.ranks_port), keys)
         if config.node_rank:
             require_safe(tcp_endpoint(config.leader_address, config.ranks_port), keys)
+    if loads_model and config.device == "cuda" and (problem := find_problem()):
+        check_gpus(config.local_ranks, GpuSearch(0, problem))
 
 
 def open_keys(config: EngineConfig) -> KeyFolder | None:
