@@ -96,7 +96,8 @@ generates it from the configuration classes. On Kubernetes the operator sets mos
 InferenceService. To set other options, use `spec.engine.extraArgs` and `spec.gateway.extraArgs`.
 
 `mizzen serve` accepts the options of `mizzen engine` and `mizzen gateway`. It sets the options for
-connections, keys and names itself and does not accept them.
+connections, keys and names itself and does not accept them. Its `--device` has another value, `auto`,
+which is the default: cuda if there is a GPU, and otherwise cpu.
 """
 METRICS_HEAD = """\
 # Metrics

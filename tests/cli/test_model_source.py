@@ -1,4 +1,4 @@
-"""Models that `serve` fetches before it serves them, the device that it chooses, and options of other servers."""
+"""Models that `serve` fetches, the device that it chooses, and options of other servers."""
 
 from __future__ import annotations
 
@@ -163,7 +163,8 @@ def test_the_token_is_sent_only_to_the_hub_of_the_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "gpus", "chosen"), [("auto", 0, "cpu"), ("auto", 2, "cuda"), ("cpu", 2, "cpu"), ("cuda", 2, "cuda")]
+    ("device", "gpus", "chosen"),
+    [("auto", 0, "cpu"), ("auto", 2, "cuda"), ("cpu", 2, "cpu"), ("cuda", 2, "cuda")],
 )
 def test_the_device_is_cuda_if_there_is_a_gpu(
     device: str, gpus: int, chosen: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

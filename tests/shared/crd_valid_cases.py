@@ -23,6 +23,9 @@ RIGHT: list[dict[str, Any]] = [
     {"parallelism": {"tensor": 8}, "accelerator": {"perPod": 8, "nodeSelector": {"gpu": "h200"}}},
     {"parallelism": {"tensor": 8, "topologyKey": "example.com/rack"}, "accelerator": {"perPod": 2}},
     {"engine": {"device": "CPU"}, "parallelism": {"tensor": 2}, "accelerator": {"perPod": 1}},
+    {"engine": {"memoryFraction": 0.9}},
+    {"engine": {"memoryFraction": "0.985"}},
+    {"gateway": {"podTemplate": {"nodeSelector": {"pool": "cpu"}, "priorityClassName": "high"}}},
     {"engine": {"extraArgs": ["--model-x", "--eviction", "lfu"], "memoryFraction": "0.05"}},
     {
         "engine": {

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+
+PREFIX_CHARACTERS = 33
+"""Maximum number of characters of a service's name that a prefix with a digest contains."""
+
+
+def child_prefix(service: str) -> str:
+    """Return the prefix of the names of a service's child objects, at most 40 characters.
+
+    It is the service's name, unless the name contains dots, which are invalid in the names of Services and in
+    host names. Then the dots are replaced, and a digest keeps the prefixes of two services apart.
+    """
+    if "." not in service:
+        return service
+    digest = hashlib.sha256(service.encode()).hexdigest()[:6]
+    return f"{service[:PREFIX_CHARACTERS].replace('.', '-').rstrip('-')}-{digest}"
+
 
 def gateway_name(service: str) -> str:
     """Return the name of a dedicated gateway's Deployment, Service, ServiceAccount and RoleBinding."""
-    return f"{service}-gateway"
-
-
-def service_of_gateway(gateway: str) -> str:
-    """Return the service that a dedicated gateway serves; empty if `gateway` does not end in `-gateway`."""
-    service = gateway.removesuffix("-gateway")
-    return service if service != gateway else ""
+    return f"{child_prefix(service)}-gateway"
 
 
 def root_keys_secret(service: str) -> str:
@@ -19,37 +30,37 @@ def root_keys_secret(service: str) -> str:
 
     No pod mounts this Secret itself.
     """
-    return f"{service}-keys"
+    return f"{child_prefix(service)}-keys"
 
 
 def engine_keys_secret(service: str) -> str:
     """Return the name of the Secret that engine pods mount."""
-    return f"{service}-engine-keys"
+    return f"{child_prefix(service)}-engine-keys"
 
 
 def gateway_keys_secret(service: str) -> str:
     """Return the name of the Secret that gateway pods mount."""
-    return f"{service}-gateway-keys"
+    return f"{child_prefix(service)}-gateway-keys"
 
 
 def engine_disruption_budget(service: str) -> str:
     """Return the name of the PodDisruptionBudget of a service's groups."""
-    return f"{service}-engine"
+    return f"{child_prefix(service)}-engine"
 
 
 def controller_revision(service: str, revision: str) -> str:
     """Return the name of the ControllerRevision of a revision."""
-    return f"{service}-{revision}"
+    return f"{child_prefix(service)}-{revision}"
 
 
 def engine_network_policy(service: str) -> str:
     """Return the name of the NetworkPolicy of a service's engines."""
-    return f"{service}-engine"
+    return f"{child_prefix(service)}-engine"
 
 
 def fetch_network_policy(service: str) -> str:
     """Return the name of the NetworkPolicy of the pods that fetch a service's model."""
-    return f"{service}-fetch"
+    return f"{child_prefix(service)}-fetch"
 
 
 def leader_pod(service: str, revision: str, group: int, incarnation: int) -> str:
@@ -57,7 +68,7 @@ def leader_pod(service: str, revision: str, group: int, incarnation: int) -> str
 
     It has at most 63 characters if the service's name has at most 40.
     """
-    return f"{service}-{revision}-{group}-{incarnation}"
+    return f"{child_prefix(service)}-{revision}-{group}-{incarnation}"
 
 
 def worker_pod(leader: str, rank: int) -> str:
@@ -72,7 +83,7 @@ def worker_pod(leader: str, rank: int) -> str:
 
 def ranks_service(service: str) -> str:
     """Return the name of the headless Service that gives the pods of groups their DNS names."""
-    return f"{service}-ranks"
+    return f"{child_prefix(service)}-ranks"
 
 
 def leader_dns_name(service: str, namespace: str, leader: str) -> str:

@@ -79,6 +79,7 @@ _FIELDS = {
     "admission": "admission",
     "keys_from_label": "apiKeys",
     "processes": "processes",
+    "pod_template": "podTemplate",
     "resources": "resources",
     "load_factor_percent": "routing",
     "warmup_tokens": "routing",

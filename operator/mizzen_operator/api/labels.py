@@ -53,6 +53,9 @@ Engines of the service have lost their device on these nodes.
 DEVICE_LOST_CODE = 3
 """Exit code of an engine whose device is gone or broken. A restart in the same pod cannot help."""
 
+CONFIGURATION_CODE = 2
+"""Exit code of an engine whose configuration cannot work. A restart cannot help."""
+
 FIELD_MANAGER = "mizzen-operator"
 KEYS_FOLDER = "/var/run/mizzen/keys"
 API_KEYS_FOLDER = "/var/run/mizzen/api-keys"

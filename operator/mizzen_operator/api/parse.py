@@ -208,6 +208,7 @@ def _gateway(given: Mapping[str, Any]) -> Gateway:
         access_log=given["accessLog"],
         extra_args=tuple(given["extraArgs"]),
         keys_from_label=given["apiKeys"]["fromLabel"],
+        pod_template=given.get("podTemplate", {}),  # absent in revisions of older releases
     )
 
 
@@ -222,12 +223,23 @@ def _accelerator(spec: Mapping[str, Any], tensor: int) -> Accelerator:
     )
 
 
+def _decimal(given: str | float) -> str:
+    """Return a decimal as a string; the manifest may have a number or a string.
+
+    Raises:
+        TypeError: it has a value of another type, which the CRD does not exclude.
+    """
+    if isinstance(given, bool) or not isinstance(given, str | float | int):
+        raise TypeError("neither a number nor a string")
+    return str(given)
+
+
 def _engine(given: Mapping[str, Any]) -> Engine:
     return Engine(
         image=given.get("image", ""),
         device=given["device"],
         max_running_requests=given["maxRunningRequests"],
-        memory_fraction=given["memoryFraction"],
+        memory_fraction=_decimal(given["memoryFraction"]),
         prefill_chunk_tokens=given["prefillChunkTokens"],
         max_step_milliseconds=given["maxStepMilliseconds"],
         page_size=given["pageSize"],

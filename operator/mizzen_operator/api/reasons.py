@@ -129,6 +129,15 @@ NODE_LOST = "NodeLost"
 NODE_AVOIDED, NODE_ALLOWED = "NodeAvoided", "NodeAllowed"
 """Reasons of Events only: new groups avoid a node, or may use it again."""
 ENDED = "Ended"
+INVALID_CONFIGURATION = "InvalidConfiguration"
+
+# --- Reasons of Events that are no reasons of conditions ---
+CREATED = "Created"
+DOWNLOADED = "Downloaded"
+SCALED = "Scaled"
+WOKE = "Woke"
+ROLLOUT_STARTED = "RolloutStarted"
+ROLLOUT_FINISHED = "RolloutFinished"
 
 # --- Reasons of readiness gates of engine pods ---
 GATEWAYS_ROUTE = "GatewaysRoute"

@@ -132,6 +132,8 @@ class Gateway:
     reasoning_parser: str = "Auto"
     access_log: str = "Enabled"
     extra_args: tuple[str, ...] = ()
+    pod_template: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """`spec.gateway.podTemplate`, which is merged into the gateway's pods."""
     keys_from_label: bool = False
     """Whether the gateway reads API keys from Secrets with the label `mizzen.dev/api-keys`.
 

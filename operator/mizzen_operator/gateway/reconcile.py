@@ -76,6 +76,8 @@ class GatewayReconciler:
         self._api_key_secrets = api_key_secrets
         self._shared_gateways = SharedGateways(kube, config, metrics, api_key_secrets, applier)
         self._members: set[ServiceKey] = set()
+        self._dedicated_services: dict[GatewayKey, ServiceKey] = {}
+        """Services by their dedicated gateway, if the gateway finds its API keys by label."""
 
     def services_sharing(self, namespace: str) -> list[ServiceKey]:
         """Return the services that share a namespace's gateway and that this process has reconciled."""
@@ -91,8 +93,8 @@ class GatewayReconciler:
         for namespace, gateway in await self._api_key_secrets.changed_gateways():
             if gateway == child_names.SHARED_GATEWAY:
                 keys += self.services_sharing(namespace)
-            else:
-                keys.append(ServiceKey(namespace, child_names.service_of_gateway(gateway)))
+            elif (key := self._dedicated_services.get(GatewayKey(namespace, gateway))) is not None:
+                keys.append(key)
         return keys
 
     async def reconcile(
@@ -110,6 +112,11 @@ class GatewayReconciler:
         """
         if service.shares_gateway:
             return await self._shared(key, service, observed)
+        gateway_key = GatewayKey(key.namespace, child_names.gateway_name(service.name))
+        if service.gateway.keys_from_label:
+            self._dedicated_services[gateway_key] = key
+        else:
+            self._dedicated_services.pop(gateway_key, None)
         keys = await self._keys.sync(service)
         try:
             return ReconciledGateway(keys.token, await self._dedicated.apply(service, observed), keys)

@@ -89,6 +89,24 @@ def read_device_loss(containers: Sequence[Mapping[str, Any]]) -> tuple[str, bool
     return "", True
 
 
+def read_configuration_error(containers: Sequence[Mapping[str, Any]]) -> str:
+    """Return an engine's message that its configuration is wrong, which a restart does not cure.
+
+    The message is empty if the engine last exited for another reason, or is ready.
+
+    Args:
+        containers: the container statuses of an engine pod.
+    """
+    for container in containers:
+        if container.get("name") != labels.ENGINE or container.get("ready"):
+            continue
+        states = (container.get(state, {}).get("terminated") for state in ("state", "lastState"))
+        terminated = next(filter(None, states), {})
+        if terminated.get("exitCode") == labels.CONFIGURATION_CODE:
+            return _exit_message(terminated).strip()
+    return ""
+
+
 def read_disruption(pod: Mapping[str, Any], condition: Mapping[str, Any]) -> tuple[str, str]:
     """Return the reason and message of a disruption, such as an eviction or the loss of a node.
 

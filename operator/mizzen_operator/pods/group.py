@@ -24,12 +24,14 @@ from mizzen_operator.pods.container_state import (
     has_ended,
     is_creating_containers,
     order_by_relevance,
+    read_configuration_error,
     read_device_loss,
     read_disruption,
     read_problem,
     unschedulable_message,
 )
 from mizzen_operator.resources.node_avoidance import read_avoided_nodes
+from mizzen_operator.resources.option_fields import translate_engine_options
 
 BACKOFF_BASE_SECONDS, BACKOFF_MAX_SECONDS = 2.0, 120.0
 """First and maximum back-off before the operator replaces a group that ended without having served.
@@ -162,7 +164,12 @@ class Group:
     @property
     def failing(self) -> bool:
         """Whether it has ended, or has a container that will not run until something is changed."""
-        return self.ended or self.reason in FAILING_WAIT_REASONS
+        return self.ended or self.misconfigured or self.reason in FAILING_WAIT_REASONS
+
+    @property
+    def misconfigured(self) -> bool:
+        """Whether its engine exited because its configuration cannot work, however often it is restarted."""
+        return self.reason == reasons.INVALID_CONFIGURATION
 
 
 def is_backing_off(age: float, attempt: int) -> bool:
@@ -242,10 +249,10 @@ def read_multi_pod_group(
         routable=False,
     )
     terminating, ended = any(state.terminating for state in states), any(state.ended for state in states)
-    # The pod that lost its device says so; the other pods only report that their group has ended.
+    # The pod with the cause says so; the other pods only report that their group has ended.
     with_problem = min(
         (state for state in states if state.reason),
-        key=lambda state: state.reason != reasons.DEVICE_LOST,
+        key=lambda state: (state.reason != reasons.DEVICE_LOST, not state.misconfigured),
         default=None,
     )
     unschedulable = next((state for state in states if state.unschedulable), None)
@@ -293,6 +300,8 @@ def read_single_pod_group(pod: Mapping[str, Any], ages: Mapping[str, float] = NO
     was_routable = labels.ROUTABLE in conditions
     if reason and reason not in FAILING_WAIT_REASONS and restarts and not was_routable:
         reason = reasons.CRASH_LOOP_BACK_OFF  # also during the next attempt, because each has failed so far
+    if configuration_error := read_configuration_error(containers):
+        reason, message = reasons.INVALID_CONFIGURATION, configuration_error
     if device_loss:
         reason, message = reasons.DEVICE_LOST, device_loss
     disruption = conditions.get("DisruptionTarget", {})
@@ -335,7 +344,7 @@ def read_single_pod_group(pod: Mapping[str, Any], ages: Mapping[str, float] = NO
         created=meta.get("creationTimestamp", ""),
         age=age,
         reason=reason,
-        message=message,
+        message=translate_engine_options(message),
         startup=read_startup_timings(pod),
     )
 

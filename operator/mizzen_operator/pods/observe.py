@@ -25,6 +25,7 @@ from mizzen_operator.pods.container_state import (
 )
 from mizzen_operator.pods.group import NO_AGES, Group, read_groups
 from mizzen_operator.resources.engine_args import rank_from_arguments
+from mizzen_operator.resources.option_fields import translate_gateway_options
 
 MAX_GROUP_PODS = 8
 """Maximum number of pods per group. The CRD caps `spec.parallelism.tensor` at 8."""
@@ -175,7 +176,7 @@ def read_gateway_pod(pod: Mapping[str, Any], ages: Mapping[str, float] = NO_AGES
         address=status.get("podIP", ""),
         ready=is_condition_true(status, "Ready") and not terminating,
         reason=reason,
-        message=message,
+        message=translate_gateway_options(message),
         restarts=sum(container.get("restartCount", 0) for container in containers),
         failing=not terminating and is_crash_looping(containers),
         creating_containers=not terminating and is_creating_containers(status),

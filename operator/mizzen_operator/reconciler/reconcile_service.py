@@ -279,8 +279,11 @@ class ServiceReconciler:
 
     def _result(self, key: ServiceKey, context: ReconcileContext) -> ReconcileResult:
         backing_off = any(group.backing_off for group in context.groups)
-        left = progress.seconds_to_deadline(context.service, context.rollout, context.now)
-        requeue_after = left + 1 if left is not None and left > 0 else None
+        waits = (
+            progress.seconds_to_deadline(context.service, context.rollout, context.now),
+            progress.seconds_to_retry(context.rollout, context.now),
+        )
+        requeue_after = min((left + 1 for left in waits if left is not None and left > 0), default=None)
         if context.downloading and not context.service.suspend:
             requeue_after = POLL_SECONDS if context.failure is None else None
         return ReconcileResult(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mizzen_operator.api import labels
+from mizzen_operator.api import child_names, labels
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.kube.objects import digest
@@ -128,7 +128,7 @@ def fetch_job(service: InferenceService, config: OperatorConfig) -> dict[str, An
     }
     meta = metadata(service, "", labels.FETCH)
     unpinned = {**spec, "containers": [_container(service, config, progress=True, pin="")]}
-    name = f"{service.name}-fetch-{digest(unpinned)[:8]}"
+    name = f"{child_names.child_prefix(service.name)}-fetch-{digest(unpinned)[:8]}"
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",

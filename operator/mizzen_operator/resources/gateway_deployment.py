@@ -80,6 +80,8 @@ REASONING_PARSERS = {
     "DeepSeekR1": "deepseek-r1",
     "Magistral": "magistral",
 }
+_COPIED_FIELDS = ("affinity", "nodeSelector", "priorityClassName")
+"""Fields of `spec.gateway.podTemplate` that are copied into the pod's spec unchanged."""
 ACCESS_LOG = {"Enabled": "on", "Disabled": "off", "Prompts": "prompts"}
 
 
@@ -137,8 +139,10 @@ def _service(spec: GatewaySpec) -> dict[str, Any]:
 
 
 def _deployment(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
-    uid = spec.service_account_uid
-    meta = spec.metadata({labels.SERVICE_ACCOUNT_UID: uid} if uid else {})
+    annotations = dict(spec.gateway.pod_template.get("annotations", {}))
+    if spec.service_account_uid:
+        annotations[labels.SERVICE_ACCOUNT_UID] = spec.service_account_uid
+    meta = spec.metadata(annotations)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -161,14 +165,16 @@ def _deployment(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
 
 def _pod_spec(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
     secrets = [dict(secret) for secret in spec.image_pull_secrets]
+    overlay = spec.gateway.pod_template
     return {
+        **{field: overlay[field] for field in _COPIED_FIELDS if overlay.get(field)},
         "serviceAccountName": spec.name,
         "automountServiceAccountToken": False,  # the volumes contain the token
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": spec.drain_timeout + GRACE_MARGIN_SECONDS,
         **({"imagePullSecrets": secrets} if secrets else {}),
         "securityContext": POD_SECURITY,
-        "tolerations": tolerations(),
+        "tolerations": tolerations(overlay.get("tolerations", ())),
         "topologySpreadConstraints": [
             {
                 "maxSkew": 1,

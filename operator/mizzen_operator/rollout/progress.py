@@ -18,13 +18,15 @@ from mizzen_operator.rollout.actions import RolloutTarget
 from mizzen_operator.rollout.avoided_nodes import forget_losses_if_pending
 from mizzen_operator.rollout.restart_budget import (
     abandon_groups_over_budget,
+    abandon_misconfigured_groups,
     abandon_unverified_revision,
-    add_verification_failures,
+    add_failures,
     count_failures,
     groups_that_failed_verification,
     indexes_scaled_away,
     limit_failures,
     retry_groups,
+    seconds_to_configuration_retry,
 )
 from mizzen_operator.rollout.spec_identity import spec_hash, verification_id
 from mizzen_operator.rollout.stable_revision import count_old_to_keep, next_stable_revision
@@ -62,13 +64,17 @@ def update_state(
     serving_updated = sum(group.uid in serving and group.containers_ready for group in updated)
     failures = count_failures(service.status, previous.failures, groups, now)
     failures = forget_losses_if_pending(failures, groups)
-    abandoned, failures = _retry(service, revision, previous.abandoned, failures)
+    abandoned, failures = _retry(service, revision, previous.abandoned, failures, now)
     retried = previous.abandoned is not None and abandoned is None
     failed = groups_that_failed_verification(service, revision, live)
     if _has_served(previous, revision, updated, serving):
-        failures = add_verification_failures(failures, failed, now)
-    elif failed and abandoned is None:
-        abandoned = abandon_unverified_revision(service, revision, failed[0], previous.stable_revision)
+        failures = add_failures(failures, failed, now)
+    else:
+        misconfigured = [group for group in groups if group.misconfigured and group.revision == revision]
+        failures = add_failures(failures, [group for group in misconfigured if group.created], now)
+        abandoned = abandon_misconfigured_groups(service, abandoned, revision, misconfigured)
+        if failed and abandoned is None:
+            abandoned = abandon_unverified_revision(service, revision, failed[0], previous.stable_revision)
     abandoned = abandon_groups_over_budget(service, abandoned, revision, failures, groups)
     if abandoned is not None:
         abandoned = replace(abandoned, wanted_groups=service.groups)
@@ -94,16 +100,21 @@ def _retry(
     revision: str,
     abandoned: Abandoned | None,
     failures: tuple[GroupFailure, ...],
+    now: datetime,
 ) -> tuple[Abandoned | None, tuple[GroupFailure, ...]]:
     """Return the record of groups that remain abandoned, and the failures without those of retried groups.
 
-    A change of the spec retries all groups. If fewer groups are wanted than before, some abandoned groups are
-    retried, one for each group that is no longer wanted.
+    A change of the spec retries all groups. Groups with an invalid configuration are also retried after some
+    time. If fewer groups are wanted than before, some abandoned groups are retried, one for each group that
+    is no longer wanted.
     """
     if abandoned is None:
         return None, failures
     if (abandoned.revision, abandoned.spec_hash) != (revision, spec_hash(service)):
         return None, tuple(failure for failure in failures if failure.revision != revision)
+    left = seconds_to_configuration_retry(abandoned, failures, now)
+    if left is not None and left <= 0:
+        return None, failures
     indexes = indexes_scaled_away(abandoned, service.groups)
     if not indexes:
         return abandoned, failures
@@ -179,6 +190,11 @@ def is_overdue(service: InferenceService, state: RolloutState, now: datetime) ->
     """Return whether an incomplete rollout has made no progress for `progressDeadlineSeconds`."""
     left = seconds_to_deadline(service, state, now)
     return left is not None and left <= 0
+
+
+def seconds_to_retry(state: RolloutState, now: datetime) -> float | None:
+    """Return the seconds until groups with an invalid configuration are retried; None if there are none."""
+    return seconds_to_configuration_retry(state.abandoned, state.failures, now)
 
 
 def seconds_to_deadline(service: InferenceService, state: RolloutState, now: datetime) -> float | None:

@@ -19,6 +19,9 @@ from mizzen_operator.pods.group import Group
 from mizzen_operator.rollout.spec_identity import spec_hash, verification_id
 from mizzen_operator.rollout.state import Abandoned, GroupFailure
 
+CONFIGURATION_RETRY = timedelta(minutes=10)
+"""Time after which a group with an invalid configuration is started again, because the cause may have been
+outside the spec, for example a model folder that was still empty."""
 FAILURE_WINDOW = timedelta(hours=1)
 """Period within which failures of a group count towards its restart budget."""
 MAX_FAILURES = 64
@@ -86,13 +89,14 @@ def groups_that_failed_verification(
     return sorted(failed, key=lambda group: group.name)
 
 
-def add_verification_failures(
+def add_failures(
     failures: Sequence[GroupFailure], failed: Sequence[Group], now: datetime
 ) -> tuple[GroupFailure, ...]:
-    """Return `failures` with one more for each group whose failed verification is not counted yet.
+    """Return `failures` with one more for each group of `failed` whose failure is not counted yet.
 
-    The pods of such a group are deleted instead of restarted, so the failure is not counted as a restart. The
-    group's name alone identifies it: its creation time comes from another clock than the times of failures.
+    These groups failed their verification, or their configuration cannot work. Their pods are deleted instead
+    of restarted, so the failure is not counted as a restart. The group's name alone identifies it: its
+    creation time comes from another clock than the times of failures.
     """
     counted = {failure.name for failure in failures}
     added = [
@@ -126,6 +130,49 @@ def abandon_unverified_revision(
     failed = f"group {group.index} of revision {revision}"
     message = f"{failed} failed spec.rollout.verification: {group.verification_error}; {outcome}"
     return Abandoned(revision, spec_hash(service), (), reasons.VERIFICATION_FAILED, message[:MAX_MESSAGE])
+
+
+def abandon_misconfigured_groups(
+    service: InferenceService, abandoned: Abandoned | None, revision: str, misconfigured: Sequence[Group]
+) -> Abandoned | None:
+    """Return the record of abandoned groups, including groups whose configuration cannot work.
+
+    Args:
+        service: the service.
+        abandoned: the record so far; None if nothing was abandoned.
+        revision: revision of the spec, which has not served yet.
+        misconfigured: the misconfigured groups of the revision. A new record quotes the message of the first.
+    """
+    indexes = {group.index for group in misconfigured}
+    if abandoned is not None:
+        if abandoned.reason != reasons.INVALID_CONFIGURATION or indexes <= set(abandoned.groups):
+            return abandoned
+        return replace(abandoned, groups=tuple(sorted(indexes.union(abandoned.groups))))
+    if not indexes:
+        return None
+    first = min(misconfigured, key=lambda group: group.index)
+    minutes = CONFIGURATION_RETRY // timedelta(minutes=1)
+    message = (
+        f"{first.message[: MAX_MESSAGE // 2]}; group {first.index} of revision {revision} is started again "
+        f"when the spec changes, and every {minutes} minutes"
+    )
+    return Abandoned(
+        revision, spec_hash(service), tuple(sorted(indexes)), reasons.INVALID_CONFIGURATION, message
+    )
+
+
+def seconds_to_configuration_retry(
+    abandoned: Abandoned | None, failures: Sequence[GroupFailure], now: datetime
+) -> float | None:
+    """Return the seconds until misconfigured groups are started again; None if none were abandoned."""
+    if abandoned is None or abandoned.reason != reasons.INVALID_CONFIGURATION:
+        return None
+    times = [
+        failure.time
+        for failure in failures
+        if failure.revision == abandoned.revision and failure.index in abandoned.groups
+    ]
+    return (max(times, default=now) + CONFIGURATION_RETRY - now).total_seconds()
 
 
 def abandon_groups_over_budget(
@@ -192,6 +239,6 @@ def indexes_scaled_away(abandoned: Abandoned | None, groups: int) -> frozenset[i
 def retry_groups(abandoned: Abandoned, indexes: frozenset[int]) -> Abandoned | None:
     """Return the record without the groups that are retried; None if no group remains abandoned."""
     left = tuple(index for index in abandoned.groups if index not in indexes)
-    if not left and abandoned.reason == reasons.RESTART_BUDGET_EXCEEDED:
+    if not left and abandoned.reason != reasons.VERIFICATION_FAILED:
         return None
     return replace(abandoned, groups=left)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from mizzen_operator.api import labels, reasons
 from mizzen_operator.model_cache.progress import Download
+from mizzen_operator.resources.claim_advice import describe_single_node_claim, explain_unbound_claim
 from mizzen_operator.resources.gateway_spec import LABELLED_VOLUME
 from mizzen_operator.rollout.avoided_nodes import LOSSES
 from mizzen_operator.status.inputs import StatusInputs
@@ -23,6 +24,7 @@ from mizzen_operator.status.pod_conditions import (
     gateway_ready_condition,
     scheduled_condition,
 )
+from mizzen_operator.status.unschedulable import explain_unschedulable
 
 _GATEWAY_FAULTS = (reasons.GATEWAY_FAILING, reasons.GATEWAY_REJECTED)
 """If GatewayReady has one of these reasons, Ready is False with the same reason."""
@@ -32,10 +34,9 @@ _STALLED = (reasons.PAUSED, reasons.PROGRESS_DEADLINE_EXCEEDED)
 
 def build_conditions(inputs: StatusInputs) -> list[Condition]:
     """Return all conditions, Ready first."""
-    gateway = _gateway_ready(inputs)
-    failed = _failed(inputs, gateway)
+    gateway, scheduled = _gateway_ready(inputs), _scheduled(inputs)
+    failed = _failed(inputs, gateway, scheduled)
     progressing = _progressing(inputs, gateway, failed)
-    scheduled = _scheduled(inputs)
     conflict = _conflict(inputs)
     return [
         _ready(inputs, gateway, failed, progressing, scheduled),
@@ -133,7 +134,9 @@ def _progressing(inputs: StatusInputs, gateway: Condition, failed: Condition) ->
     if len(inputs.live) > wanted:
         return progress(reasons.REMOVING_GROUPS, f"{len(inputs.live)} groups exist, {wanted} are wanted")
     if serving < wanted - keep_old or old < keep_old:
-        return progress(reasons.STARTING_GROUPS, "; ".join(filter(None, (counts, inputs.volume_wait))))
+        waiting = any(group.creating_containers for group in inputs.updated)
+        hint = describe_single_node_claim(inputs.service) if waiting else ""
+        return progress(reasons.STARTING_GROUPS, "; ".join(filter(None, (counts + hint, inputs.volume_wait))))
     if not gateway.status:
         return progress(reasons.STARTING_GATEWAY, gateway.message)
     if keep_old:
@@ -153,6 +156,8 @@ def _scheduled(inputs: StatusInputs) -> Condition:
         condition = replace(condition, message=f"{condition.message}; {note} within an hour")
     if condition.reason == reasons.UNSCHEDULABLE:
         explained = explain_missing_ref(condition.message, engine_refs(inputs.service))
+        explained = explain_unbound_claim(inputs.service, explained)
+        explained = explain_unschedulable(inputs.service, explained)
         message = "; ".join(filter(None, (explained, inputs.volume_wait)))
         return replace(condition, message=message)
     if condition.status and inputs.memory_fit is not None:
@@ -169,7 +174,7 @@ def _gateway_ready(inputs: StatusInputs) -> Condition:
     return replace(condition, message=condition.message + _describe_missing_api_keys(inputs))
 
 
-def _failed(inputs: StatusInputs, gateway: Condition) -> Condition:
+def _failed(inputs: StatusInputs, gateway: Condition, scheduled: Condition) -> Condition:
     """Return Failed: True if the spec cannot come into force until it, or the cluster, is changed."""
     if inputs.failure is not None:
         return Condition(reasons.FAILED, True, inputs.failure.reason, inputs.failure.message)
@@ -196,7 +201,10 @@ def _failed(inputs: StatusInputs, gateway: Condition) -> Condition:
     pod = find_failing_gateway(inputs.gateways)
     if gateway.reason == reasons.GATEWAY_FAILING and pod is not None and not inputs.service.suspend:
         return Condition(reasons.FAILED, True, reasons.GATEWAY_FAILING, pod.description)
-    return Condition(reasons.FAILED, False, reasons.AS_EXPECTED, "nothing blocks the spec")
+    message = "nothing blocks the spec"
+    if scheduled.reason == reasons.UNSCHEDULABLE:
+        message = "the spec is accepted, but no node fits a pod: see the condition Scheduled"
+    return Condition(reasons.FAILED, False, reasons.AS_EXPECTED, message)
 
 
 def _model_cached(download: Download) -> Condition:

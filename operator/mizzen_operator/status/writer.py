@@ -28,6 +28,7 @@ from mizzen_operator.status.events import (
     moved_group_events,
 )
 from mizzen_operator.status.inputs import StatusInputs
+from mizzen_operator.status.lifecycle_events import lifecycle_events
 from mizzen_operator.status.service_metrics import ServiceMetrics
 
 
@@ -110,6 +111,7 @@ class StatusWriter:
         events = condition_events(previous.get("conditions", []), conditions)
         events += moved_group_events(previous.get("groups", []), status["groups"])
         events += avoided_node_events(previous.get("avoidedNodes", []), status.get("avoidedNodes", []))
+        events += lifecycle_events(previous, status)
         await self._recorder.record(service, events)
 
     async def _apply(self, service: ServiceRef, status: Mapping[str, Any]) -> bool:

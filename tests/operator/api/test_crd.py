@@ -36,7 +36,7 @@ def test_an_invalid_manifest_is_rejected_with_the_field_and_the_remedy(
     assert mend in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", ["a" * 41, "1demo", "my.demo"])
+@pytest.mark.parametrize("name", ["a" * 41, "1demo", "my..demo", "my.-demo"])
 def test_a_service_name_that_is_invalid_for_children_is_rejected(
     api: Any, minimal: Callable[..., dict[str, Any]], name: str
 ) -> None:

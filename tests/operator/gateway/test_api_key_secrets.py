@@ -54,11 +54,9 @@ def test_a_secret_that_is_being_deleted_is_not_selected() -> None:
     assert select_secrets([secret("a"), secret("b", deletionTimestamp="2026-01-02T00:00:00Z")]) == ("a",)
 
 
-@pytest.mark.parametrize("service", ["demo", "shared", "mizzen", "a-gateway"])
-def test_the_name_of_a_dedicated_gateway_yields_its_service(service: str) -> None:
-    name = child_names.gateway_name(service)
-    assert child_names.service_of_gateway(name) == service
-    assert name != child_names.SHARED_GATEWAY
+@pytest.mark.parametrize("service", ["demo", "shared", "mizzen", "a-gateway", "mizzen.shared"])
+def test_no_dedicated_gateway_has_the_name_of_the_shared_one(service: str) -> None:
+    assert child_names.gateway_name(service) != child_names.SHARED_GATEWAY
 
 
 def test_with_an_empty_folder_of_keys_every_request_is_rejected(tmp_path: Path) -> None:

@@ -178,6 +178,27 @@ def test_the_revision_depends_on_every_field_that_reaches_the_engine(service: Ma
     assert revision(service(), OperatorConfig(engine_image="engine:2")) != base
 
 
+def test_a_gateway_has_its_placement(service: Make, api: Any) -> None:
+    placement = {
+        "annotations": {"note": "b"},
+        "nodeSelector": {"pool": "cpu"},
+        "tolerations": [{"key": "cpu", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "priorityClassName": "high",
+    }
+    made = service(gateway={"podTemplate": placement})
+    spec = dedicated_gateway_spec(made)
+    template = gateway_manifests(spec, CONFIG)[-1]["spec"]["template"]
+    assert template["metadata"]["annotations"]["note"] == "b"
+    pod = template["spec"]
+    assert {name: pod[name] for name in placement if name in pod and name != "tolerations"} == {
+        name: placement[name] for name in ("affinity", "nodeSelector", "priorityClassName")
+    }
+    assert pod["tolerations"][0] == placement["tolerations"][0]
+    plain = gateway_manifests(dedicated_gateway_spec(service()), CONFIG)[-1]["spec"]["template"]["spec"]
+    assert not {"affinity", "nodeSelector", "priorityClassName"} & set(plain)
+
+
 def test_a_gateway_has_the_documented_ports_probes_and_arguments(service: Make) -> None:
     manifests = gateway_manifests(
         dedicated_gateway_spec(service(model={"aliases": ["x", "y"]}, suspend=True)), CONFIG

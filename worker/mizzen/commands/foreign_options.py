@@ -60,7 +60,7 @@ FOREIGN_OPTIONS = {
     "--mem-fraction-static": _MEMORY,
     "--model": _MODEL,
     "--model-path": _MODEL,
-    "--nnodes": "`mizzen engine` has --nodes N; on Kubernetes, spec.accelerator.perPod spreads a group over pods",
+    "--nnodes": "`mizzen engine` has --nodes N; an InferenceService has spec.accelerator.perPod",
     "--no-enable-prefix-caching": "--prefix-cache none",
     "--num-gpu-blocks-override": "--kv-cache-tokens N",
     "--pipeline-parallel-size": _NO_PIPELINE,

@@ -1,4 +1,4 @@
-"""Models that `serve` accepts: a folder on this machine, or a source from which the model is fetched first."""
+"""Models that `serve` accepts: a folder on this machine, or a source from which it fetches the model."""
 
 from __future__ import annotations
 

@@ -94,7 +94,8 @@ class TerminalProgress(AbstractContextManager["TerminalProgress"]):
 
     def update(self, state: str, share: float | None = None, details: str = "") -> None:
         """Show the state, the finished share of the work in it, and the time since the startup began."""
-        self._status.update(f"{format_progress(state, share, details)} ({time.monotonic() - self._began:.0f} s)")
+        seconds = time.monotonic() - self._began
+        self._status.update(f"{format_progress(state, share, details)} ({seconds:.0f} s)")
 
     def note(self, text: str) -> None:
         """Show a line that stays visible, and remove the status line."""

@@ -1,0 +1,44 @@
+"""Explains why no node fits a pod: names the fields of the service that set what the pod requests. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from mizzen_operator.api.types import InferenceService
+
+_INSUFFICIENT = re.compile(r"Insufficient ([A-Za-z0-9./-]*[A-Za-z0-9])")
+
+
+def explain_unschedulable(service: InferenceService, message: str) -> str:
+    """Return the scheduler's message about an engine pod, and the fields that it concerns.
+
+    Args:
+        service: the service.
+        message: the scheduler's message.
+    """
+    accelerator = service.accelerator
+    advice = [
+        f"a pod requests {accelerator.per_pod} of spec.accelerator.resourceName ({name}): free or add such "
+        "devices, or correct spec.accelerator.resourceName, perPod or spec.parallelism.tensor"
+        if name == accelerator.resource_name
+        else f"spec.podTemplate.resources requests {name}"
+        for name in dict.fromkeys(_INSUFFICIENT.findall(message))
+    ]
+    advice += [text(service) for part, text in _FIELDS if part in message]
+    return "; ".join([message, *filter(None, advice)])
+
+
+def _describe_selector(service: InferenceService) -> str:
+    labels = ", ".join(f"{name}={value}" for name, value in service.accelerator.node_selector.items())
+    selector = f"spec.accelerator.nodeSelector ({labels})" if labels else ""
+    affinity = "spec.podTemplate.affinity" if service.pod_template.get("affinity") else ""
+    fields = " and ".join(filter(None, (selector, affinity)))
+    return f"{fields} must match the labels of a node" if fields else ""
+
+
+_FIELDS: tuple[tuple[str, Callable[[InferenceService], str]], ...] = (
+    ("didn't match Pod's node affinity/selector", _describe_selector),
+    ("untolerated taint", lambda _: "spec.podTemplate.tolerations can tolerate the taint"),
+)
+"""Parts of the scheduler's message, and functions that return the advice for each."""

@@ -1,0 +1,41 @@
+"""Scheduler messages name the fields of the manifest, and Failed does not contradict them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mizzen_operator.status.conditions import build_conditions
+from service_kit import GOOD, SERVING, SPEC, service
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (
+            "0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: not helpful",
+            "a pod requests 2 of spec.accelerator.resourceName (nvidia.com/gpu): free or add such devices, "
+            "or correct spec.accelerator.resourceName, perPod or spec.parallelism.tensor",
+        ),
+        (
+            "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector",
+            "spec.accelerator.nodeSelector (gpu=h100) must match the labels of a node",
+        ),
+        (
+            "0/3 nodes are available: 1 Insufficient memory, 2 node(s) had untolerated taint {gpu: }",
+            "spec.podTemplate.resources requests memory; spec.podTemplate.tolerations can tolerate the taint",
+        ),
+    ],
+)
+def test_an_unschedulable_pod_names_the_fields(message: str, expected: str) -> None:
+    accelerator = {"resourceName": "nvidia.com/gpu", "nodeSelector": {"gpu": "h100"}}
+    demo = service(parallelism={"tensor": 2}, accelerator=accelerator, podTemplate={**SPEC["podTemplate"]})
+    waiting = replace(SERVING, node="", unschedulable=message, routable=False, containers_ready=False)
+    found = {c.type: c for c in build_conditions(replace(GOOD, service=demo, groups=[waiting]))}
+    assert found["Scheduled"].reason == found["Ready"].reason == "Unschedulable"
+    assert found["Scheduled"].message == f"{waiting.name}: {message}; {expected}"
+    assert (found["Failed"].status, found["Failed"].reason) == (False, "AsExpected")
+    assert found["Failed"].message == (
+        "the spec is accepted, but no node fits a pod: see the condition Scheduled"
+    )
