@@ -72,6 +72,7 @@ def test_every_default_is_in_the_schema(api: Any, minimal: Callable[..., dict[st
     assert spec["engine"]["memoryFraction"] == "0.90"
     assert spec["engine"]["attention"] == {"prefill": "Auto", "decode": "Auto"}
     assert spec["gateway"] == {
+        "podTemplate": {"annotations": {}, "nodeSelector": {}, "tolerations": []},
         "mode": "Dedicated",
         "replicas": 2,
         "service": {"type": "ClusterIP", "port": 8000, "annotations": {}},
