@@ -70,7 +70,11 @@ def update_state(
     if _has_served(previous, revision, updated, serving):
         failures = add_failures(failures, failed, now)
     else:
-        misconfigured = [group for group in groups if group.misconfigured and group.revision == revision]
+        misconfigured = [
+            group
+            for group in groups
+            if group.misconfigured and group.revision == revision and not group.terminating
+        ]
         failures = add_failures(failures, [group for group in misconfigured if group.created], now)
         abandoned = abandon_misconfigured_groups(service, abandoned, revision, misconfigured)
         if failed and abandoned is None:
