@@ -41,6 +41,12 @@ def test_a_model_is_fetched_completely(
     )
 
 
+def test_a_repository_with_gguf_files_only_is_rejected_with_advice(hub: Any, fetch: Any) -> None:
+    hub.push({"model-q4.gguf": b"GGUF", "config.json": b"{}"})
+    with pytest.raises(FetchError, match="has GGUF files, which are not supported, and no safetensors"):
+        fetch(URI, endpoint=hub.api.url)
+
+
 def test_a_second_fetch_sends_no_request_even_if_the_branch_moved(
     hub: Any, fetch: Any, fetched_files: Any, model: Any, expected_files: Any
 ) -> None:

@@ -71,12 +71,19 @@ def plan_fetch(
             for entry in listed
             if file_filter.matches(entry["rfilename"])
         ]
+        names = [entry["rfilename"] for entry in listed]
     except RequestRejected as error:
         raise FetchError(_explain(error, name)) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FetchError(
             f"{base} does not implement the hub's API: {type(error).__name__}: {error}"
         ) from error
+    is_gguf = any(file.endswith(".gguf") for file in names)
+    if is_gguf and not any(file.path.endswith(".safetensors") for file in files):
+        raise FetchError(
+            f"{name} has GGUF files, which are not supported, and no safetensors: use the repository of the "
+            "original model"
+        )
     return make_plan(commit, files, source=name, limit=limit)
 
 
