@@ -197,7 +197,7 @@ def is_overdue(service: InferenceService, state: RolloutState, now: datetime) ->
 
 
 def seconds_to_retry(state: RolloutState, now: datetime) -> float | None:
-    """Return the seconds until groups with an invalid configuration are retried; None if there are none."""
+    """Return the seconds until groups with an invalid configuration are retried; None if no group has one."""
     return seconds_to_configuration_retry(state.abandoned, state.failures, now)
 
 

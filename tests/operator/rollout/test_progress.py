@@ -12,7 +12,7 @@ import pytest
 from mizzen_operator.api.types import InferenceService, Prompt, Rollout, Verification
 from mizzen_operator.pods.group import Group
 from mizzen_operator.rollout.progress import is_overdue, seconds_to_deadline, update_state
-from mizzen_operator.rollout.restart_budget import add_verification_failures
+from mizzen_operator.rollout.restart_budget import add_failures
 from mizzen_operator.rollout.state import Abandoned, RolloutState, load_state
 from mizzen_operator.status.conditions import build_conditions as every_condition
 from service_kit import GOOD, OLD, SERVING, group, rolling
@@ -198,9 +198,9 @@ def test_failures_with_times_in_the_future_are_forgotten_an_hour_after_they_were
 def test_a_failed_verification_counts_once_whatever_the_clock_of_the_api_server(ahead: int) -> None:
     created = (NOW - timedelta(seconds=ahead)).strftime("%Y-%m-%dT%H:%M:%SZ")
     failed = [replace(group("a0"), name="demo-a-0-0", created=created)]
-    failures = add_verification_failures((), failed, NOW)
+    failures = add_failures((), failed, NOW)
     assert [failure.name for failure in failures] == ["demo-a-0-0"]
-    assert add_verification_failures(failures, failed, NOW + timedelta(seconds=5)) == failures
+    assert add_failures(failures, failed, NOW + timedelta(seconds=5)) == failures
 
 
 def test_a_group_over_its_restart_budget_is_abandoned_until_the_spec_changes() -> None:

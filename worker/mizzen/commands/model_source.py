@@ -55,7 +55,7 @@ def find_model(text: str) -> Path | RemoteModel:
         text: a folder, a hub model such as `Qwen/Qwen3-0.6B@main`, or a URI (hf://, s3:// or oci://).
 
     Raises:
-        typer.BadParameter: the text is none of these; the message says what is possible.
+        typer.BadParameter: the text is not one of these; the message says what is possible.
     """
     if text.startswith(("hf://", "s3://", "oci://")):
         return _remote(text)

@@ -12,7 +12,7 @@ DRIVER = "libcuda.so.1"
 
 @dataclass(frozen=True, slots=True)
 class GpuSearch:
-    """Result of a search: the number of GPUs and, if there is none, the reason."""
+    """Result of a search: the number of GPUs and, if no GPU is found, the reason."""
 
     count: int
     problem: str = ""
