@@ -28,6 +28,7 @@ ERRORS = {"Unreachable", "Vanished", "NotSeenYet", "NamePassed", "Timeout", "Une
 COMPARED = {
     "Completed",
     "ContainerCreating",
+    "PodInitializing",
     "SchedulingGated",
     "DeletionByTaintManager",
     "DeletionByPodGC",
