@@ -33,6 +33,7 @@ from mizzen.server.metric_names import LABELS as ENGINE_LABELS
 from mizzen.server.metrics import EngineView
 from mizzen.server.metrics import build_registry as engine_registry
 from mizzen.server.status_block import Snapshot
+from mizzen_operator.autoscaling.scaling_metrics import ScalingMetrics
 from mizzen_operator.metrics import Metrics as OperatorMetrics
 from mizzen_operator.status.service_metrics import ServiceMetrics
 
@@ -299,6 +300,7 @@ def metrics_page() -> str:
     view = EngineView(zero, "starting", "watchdog", 0.0)
     gateway, operator = GatewayMetrics(), OperatorMetrics()
     ServiceMetrics(operator.registry)
+    ScalingMetrics(operator.registry)
     engine = engine_registry("demo", lambda: view, 16)
     programs = (
         ("Engine", "port 8081 (`http`)", metric_tables(engine, ENGINE_LABELS)),

@@ -23,6 +23,7 @@ from operator_reasons import collect_literals, collect_reasons
 
 from mizzen_local.cli import app
 from mizzen_operator.api.parse import parse_service
+from mizzen_operator.autoscaling.scaling_metrics import ScalingMetrics
 from mizzen_operator.config import VERSION, OperatorConfig
 from mizzen_operator.main import main
 from mizzen_operator.metrics import Metrics
@@ -130,6 +131,7 @@ def test_metrics_keep_their_names_types_labels_and_buckets() -> None:
     families: dict[str, Any] = {}
     metrics = Metrics()
     ServiceMetrics(metrics.registry)
+    ScalingMetrics(metrics.registry)
     for collector in metrics.registry._collector_to_names:
         if hasattr(collector, "_labelnames"):
             families[collector._name] = {

@@ -15,6 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import programs
+from alert_rules import render_rules
 from observed import BROKEN, ObservedCluster, Prometheus, eventually, run_load_and_faults
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +53,7 @@ def recorded_run(
     """Run load and faults, and yield the recorded run while the cluster and Prometheus are still running."""
     observed = ObservedCluster(tmp_path_factory.mktemp("cluster"))
     try:
-        rules = sorted((ROOT / "charts/mizzen/alerts").glob("*.yaml"))
+        rules = render_rules(tmp_path_factory.mktemp("rules"))
         folder = tmp_path_factory.mktemp("prometheus") / "run"
         prometheus = Prometheus(prometheus_programs, folder, observed.cluster.state.kubeconfig, rules)
         try:

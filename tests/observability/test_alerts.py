@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
+from alert_rules import ROOT, RULES, render_rule_text, render_rules
 
-ROOT = Path(__file__).parents[2]
-RULES = sorted((ROOT / "charts/mizzen/alerts").glob("*.yaml"))
 CASES = Path(__file__).parent / "alerts"
 SEVERITIES = {"critical", "warning", "info"}
 
@@ -20,7 +19,7 @@ pytestmark = [pytest.mark.xdist_group("observability")]
 
 
 def rules() -> list[dict[str, Any]]:
-    files = [yaml.safe_load(path.read_text()) for path in RULES]
+    files = [yaml.safe_load(render_rule_text(path.read_text())) for path in RULES]
     return [rule for file in files for group in file["groups"] for rule in group["rules"]]
 
 
@@ -41,16 +40,33 @@ def promtool(programs: Path, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("path", RULES, ids=lambda path: path.stem)
-def test_promtool_accepts_the_rules(prometheus_programs: Path, path: Path) -> None:
-    assert "SUCCESS" in promtool(
-        prometheus_programs, "check", "rules", "--lint=all", "--lint-fatal", str(path)
-    )
+def test_promtool_accepts_the_rules(prometheus_programs: Path, tmp_path: Path) -> None:
+    for path in render_rules(tmp_path):
+        assert "SUCCESS" in promtool(
+            prometheus_programs, "check", "rules", "--lint=all", "--lint-fatal", str(path)
+        )
 
 
 @pytest.mark.parametrize("path", RULES, ids=lambda path: path.stem)
-def test_alerts_fire_in_their_cases_and_are_silent_otherwise(prometheus_programs: Path, path: Path) -> None:
-    assert "SUCCESS" in promtool(prometheus_programs, "test", "rules", str(CASES / f"{path.stem}_test.yaml"))
+def test_alerts_fire_in_their_cases_and_are_silent_otherwise(
+    prometheus_programs: Path, tmp_path: Path, path: Path
+) -> None:
+    render_rules(tmp_path)
+    case = tmp_path / f"{path.stem}_test.yaml"
+    case.write_text((CASES / case.name).read_text())
+    assert "SUCCESS" in promtool(prometheus_programs, "test", "rules", str(case))
+
+
+def test_every_value_of_the_rules_is_used_in_a_rule_file() -> None:
+    values = yaml.safe_load((ROOT / "charts/mizzen/values.yaml").read_text())["monitoring"]["rules"]
+    names = {f"{part}.{name}" for part in ("objectives", "floors", "thresholds") for name in values[part]}
+    used = {name for path in RULES for name in re.findall(r"\$\{([\w.]+)\}", path.read_text())}
+    assert names == used
+
+
+def test_a_rule_uses_the_values_of_the_chart() -> None:
+    text = render_rule_text("x > ${floors.failedRequests} + ${floors.queuedRequests}", floors={"failedRequests": 9})
+    assert text == "x > 9 + 5"
 
 
 def test_every_alert_has_cases_in_which_it_fires_and_is_silent() -> None:

@@ -22,6 +22,7 @@ from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.parse import InvalidServiceError, parse_service
 from mizzen_operator.api.types import MAX_SCALE_HISTORY, Autoscaling
 from mizzen_operator.autoscaling.policy import EngineLoad, Sample, Scale, ScalingState, decide
+from mizzen_operator.autoscaling.scaling_metrics import ScalingMetrics
 from mizzen_operator.gateway_client.watch import GatewayWatch
 from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import KubeError
@@ -81,6 +82,7 @@ class Autoscaler:
         self._enqueue = enqueue
         self._gateway_watch = gateway_watch
         self._metrics = metrics
+        self._scaling_metrics = ScalingMetrics(metrics.registry)
         self._services: dict[ServiceKey, _ServiceScaling] = {}
         self._due: defaultdict[str, set[ServiceKey]] = defaultdict(set)
         """Services that are due for a decision, by namespace."""
@@ -92,9 +94,13 @@ class Autoscaler:
     def observe_service(self, key: ServiceKey, settings: Autoscaling | None, uid: str = "") -> None:
         """Begin to scale a service, or stop if `settings` is None; a new uid resets the service's state."""
         if settings is None:
-            self._services.pop(key, None)
+            self._forget(key)
         elif key not in self._services or self._services[key].uid != uid:
             self._services[key] = _ServiceScaling(uid)
+
+    def _forget(self, key: ServiceKey) -> None:
+        self._services.pop(key, None)
+        self._scaling_metrics.forget(key)
 
     def competing_hpa(self, key: ServiceKey) -> str:
         """Return the name of a HorizontalPodAutoscaler that scales a service too; empty if none does."""
@@ -149,21 +155,21 @@ class Autoscaler:
         scaling = self._services.get(key)
         body = await self._kube.get(ObjectRef(labels.KIND, *key))
         if scaling is None or body is None or "deletionTimestamp" in body["metadata"]:
-            self._services.pop(key, None)
+            self._forget(key)
             return
         try:
             service = parse_service(body)
         except InvalidServiceError:
             return  # the service's reconcile reports the invalid spec
-        if service.autoscaling is None or service.suspend:
-            return
-        if await self._has_competing_hpa(key, scaling):
+        if service.autoscaling is None or service.suspend or await self._has_competing_hpa(key, scaling):
+            self._scaling_metrics.forget(key)
             return
         now = time.monotonic()
         state = scaling.state
         if not state.recommendations:  # without a history, do not scale down earlier than with one
             state = replace(state, recommendations=((now, service.replicas),))
         sample = merge_tables(await self._gateway_watch.fetch_tables(key))
+        self._scaling_metrics.update(key, service.autoscaling, service.replicas, sample)
         scale, scaling.state = decide(service.autoscaling, service.replicas, sample, state, now)
         if scale is not None and not await self._has_competing_hpa(key, scaling, older_than=0.0):
             await self._write(key, scaling, scale, body["metadata"]["resourceVersion"])
@@ -174,6 +180,7 @@ class Autoscaler:
         await self._kube.patch(ObjectRef(labels.KIND, *key, "scale"), patch)
         logger.info("%s/%s: scaled from %d to %d groups (%s)", *key, scale.before, scale.after, scale.reason)
         self._metrics.actions.labels("Scale").inc()
+        self._scaling_metrics.count_decision(key, scale.reason)
         done = {"from": scale.before, "to": scale.after, "reason": scale.reason}
         scaling.scale_history.append({"time": timestamp(datetime.now(UTC)), **done})
         del scaling.scale_history[:-MAX_SCALE_HISTORY]

@@ -1,4 +1,4 @@
-"""Prometheus series of each service: groups, conditions, restarts, rollouts and keys.
+"""Prometheus series of each service: groups, conditions, restarts, rollouts, downloads and keys.
 
 The status writer of the leader updates them after each reconcile. Times come from the status, so the age of
 a rollout stays correct when another replica becomes leader. The series of a deleted service are dropped.
@@ -48,6 +48,7 @@ class _ServiceSeries:
         group_restarts: restart counts of the existing groups at the last update, by name.
         started: names of the existing groups that have finished starting, successfully or not.
         ended: names of the existing groups that have ended without being deleted.
+        model_bytes: bytes of the model in the cache, and its size; None if the operator does not download it.
     """
 
     groups: dict[str, float]
@@ -62,6 +63,7 @@ class _ServiceSeries:
     started: frozenset[str] = frozenset()
     ended: frozenset[str] = frozenset()
     created: dict[str, datetime] = field(default_factory=dict)
+    model_bytes: tuple[int, int] | None = None
 
 
 class ServiceMetrics:
@@ -125,6 +127,9 @@ class ServiceMetrics:
         since = _last_progress(conditions, progress) if deadline is not None else None
         service.overdue_since = since + timedelta(seconds=deadline or 0) if since is not None else None
         self._update_groups(service, groups, now, first=existing is None)
+        model = status.get("model")
+        counts = (model.get("fetchedBytes", 0), model.get("totalBytes", 0)) if model is not None else None
+        service.model_bytes = counts
         self._services[key] = service
 
     def record_keys_created(self, key: ServiceKey, created: str) -> None:
@@ -200,6 +205,7 @@ class ServiceMetrics:
         for key, created in list(self._keys.items()):
             keys.add_metric(key, _age(created, now))
         yield from (groups, conditions, restarts, failures, rollout, overdue, avoided, start, keys)
+        yield from _collect_downloads(services)
 
     def _update_rollout(
         self,
@@ -261,6 +267,23 @@ class ServiceMetrics:
         if count and group.reason and group.reason != reasons.COMPLETED:
             cause = classify_termination(group.reason, group.message)
             service.failures[cause] = service.failures.get(cause, 0) + count
+
+
+def _collect_downloads(services: Sequence[tuple[ServiceKey, _ServiceSeries]]) -> Iterator[GaugeMetricFamily]:
+    """Yield the series of the models that the operator downloads into a cache."""
+    fetched = GaugeMetricFamily(
+        f"{PREFIX}model_fetched_bytes", "Bytes of a service's model in its cache", labels=SERVICE_LABELS
+    )
+    total = GaugeMetricFamily(
+        f"{PREFIX}model_total_bytes",
+        "Size of a service's model, which is downloaded into a cache; 0 while it is unknown",
+        labels=SERVICE_LABELS,
+    )
+    for key, service in services:
+        if service.model_bytes is not None:
+            fetched.add_metric(key, service.model_bytes[0])
+            total.add_metric(key, service.model_bytes[1])
+    yield from (fetched, total)
 
 
 def _last_progress(conditions: _Conditions, progress: RolloutProgress | None) -> datetime | None:

@@ -23,6 +23,7 @@ from mizzen.gateway.telemetry.fast_metrics import (
     FastHistogram,
     FastHistogramFamily,
 )
+from mizzen.gateway.telemetry.key_usage import MAX_KEYS, KeyUsage
 from mizzen.gateway.telemetry.request_record import RequestRecord
 
 FIRST_TOKEN_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -50,6 +51,12 @@ LABELS: dict[str, tuple[str, str, str]] = {
         "scorer that decided the route; see docs/routing.md",
     ),
     "cause": ("causes", "about 20 constants in the source", "cause of the refusal, failure, abort or resume"),
+    "key": (
+        str(MAX_KEYS + 1),
+        f"names of the {MAX_KEYS} busiest API keys, and `other`",
+        "name of the API key; without API keys, there is only `other`",
+    ),
+    "type": ("2", "`prompt`, `output`", "kind of tokens"),
     "engine": ("engines", "engines of the services", "name of the engine; on Kubernetes, of its pod"),
     "version": ("1", "the running version", "version of the program"),
     "result": ("4", "`done`, `deadline`, `needed`, `failed`", "result of warming an engine's cache"),
@@ -96,6 +103,8 @@ class Metrics:
         self.refusals = self._counter(
             "refused_requests", "Requests answered with 401, 403, 413, 429 or 503, by error code", "cause"
         )
+        self._key_usage = KeyUsage(PREFIX)
+        self.registry.register(self._key_usage)  # pyright: ignore[reportArgumentType]
         self.routes = self._counter(
             "route", "Routed requests, by the scorer that decided the route", "reason"
         )
@@ -182,6 +191,8 @@ class Metrics:
         self.requests.labels(path, str(record.status), label).inc()
         if record.status in REFUSED and record.error:
             self.refusals.labels(record.error).inc()
+        if record.key:
+            self._key_usage.count(record.key, record.prompt_tokens, record.completion_tokens)
         if not record.attempt_count and not record.model:
             return
         counted.request_seconds.observe(record.seconds)
