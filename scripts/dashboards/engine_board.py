@@ -6,6 +6,21 @@ from panels import Dashboard, Panel, Query, Row, Variable, quantiles, rate
 
 OF = 'namespace=~"$namespace",service=~"$service",pod=~"$pod"'
 
+ENGINES = f"max by (namespace, pod) (mizzen_engine_uptime_seconds{{{OF}}})"
+"""One series for each selected engine pod."""
+
+
+def gpu(metric: str) -> str:
+    """Return a metric of the DCGM exporter as PromQL, for the GPUs of the selected engines.
+
+    Prometheus renames the exporter's labels `pod` and `namespace` to `exported_pod` and `exported_namespace`
+    unless it honors them; both are accepted.
+    """
+    series = metric
+    for label in ("pod", "namespace"):
+        series = f'label_replace({series}, "{label}", "$1", "exported_{label}", "(.+)")'
+    return f"max by (namespace, pod, gpu) ({series}) and on (namespace, pod) {ENGINES}"
+
 
 def each(metric: str, legend: str = "{{pod}}") -> Query:
     """Return a query for a gauge of the selected engines, with one series per engine."""
@@ -87,12 +102,12 @@ SPEED = Row(
             "short", (Query(f"sglang:gen_throughput{{{OF}}}", "{{pod}}"),),
         ),
         Panel(
-            "Time to first token, in the engine",
+            "Time to first token (TTFT) in the engine",
             "Time from a request's arrival at the engine to its first token, without the time in the gateway.",
             "s", quantiles("mizzen_engine_time_to_first_token_seconds", OF), yellow=1, red=2,
         ),
         Panel(
-            "Inter-token latency, in the engine",
+            "Inter-token latency (ITL) in the engine",
             "Time between two consecutive steps that generate tokens of the same request.",
             "s", quantiles("mizzen_engine_inter_token_seconds", OF), yellow=0.1, red=0.2,
         ),
@@ -232,6 +247,36 @@ LIFE = Row(
         ),
     ),
 )  # fmt: skip
+GPUS = Row(
+    "GPUs (from the DCGM exporter, if the cluster has it)",
+    (
+        Panel(
+            "GPU utilization",
+            "Share of time in which a kernel ran on each GPU. It is near 100 % while requests run, however few.",
+            "percent", (Query(gpu("DCGM_FI_DEV_GPU_UTIL"), "{{pod}} GPU {{gpu}}"),), most=100,
+        ),
+        Panel(
+            "GPU memory used",
+            "Memory used on each GPU. Engines reserve their share (`spec.engine.memoryFraction`) at the start.",
+            "decmbytes", (Query(gpu("DCGM_FI_DEV_FB_USED"), "{{pod}} GPU {{gpu}}"),),
+        ),
+        Panel(
+            "GPU power",
+            "Power draw of each GPU.",
+            "watt", (Query(gpu("DCGM_FI_DEV_POWER_USAGE"), "{{pod}} GPU {{gpu}}"),),
+        ),
+        Panel(
+            "GPU temperature",
+            "Temperature of each GPU; GPUs reduce their clock when they are too hot.",
+            "celsius", (Query(gpu("DCGM_FI_DEV_GPU_TEMP"), "{{pod}} GPU {{gpu}}"),), yellow=80, red=90,
+        ),
+        Panel(
+            "GPU errors (Xid)",
+            "Number of the last Xid error of each GPU, from its driver; 0 if there was none.",
+            "short", (Query(gpu("DCGM_FI_DEV_XID_ERRORS"), "{{pod}} GPU {{gpu}}"),), red=1,
+        ),
+    ),
+)  # fmt: skip
 
 ENGINE = Dashboard(
     "mizzen-engine",
@@ -242,5 +287,6 @@ ENGINE = Dashboard(
         Variable("service", "mizzen_engine_state", "Service"),
         Variable("pod", "mizzen_engine_state", "Engine"),
     ),
-    (BATCH, SPEED, CACHE, GRAMMARS, LIFE),
+    (BATCH, SPEED, CACHE, GRAMMARS, LIFE, GPUS),
+    'namespace=~"$namespace",service=~"$service"',
 )

@@ -68,11 +68,26 @@ TRAFFIC = Row(
         ),
     ),
 )  # fmt: skip
+KEYS = Row(
+    "API keys",
+    (
+        Panel(
+            "Requests by API key",
+            "Requests per second, by the name of the API key; the 50 busiest keys, and `other` for the rest.",
+            "reqps", (Query(grown("key_requests_total", "key"), "{{key}}"),), stacked=True, width=12,
+        ),
+        Panel(
+            "Tokens by API key",
+            "Prompt and output tokens per second, by the name of the API key.",
+            "short", (Query(grown("key_tokens_total", "key"), "{{key}}"),), stacked=True, width=12,
+        ),
+    ),
+)  # fmt: skip
 LATENCY = Row(
     "Latency",
     (
         Panel(
-            "Time to first token by model",
+            "Time to first token (TTFT) by model",
             "95th percentile of the time from a request's arrival to its first token, by model.",
             "s",
             (
@@ -84,7 +99,7 @@ LATENCY = Row(
             yellow=1, red=2,
         ),
         Panel(
-            "Inter-token latency",
+            "Inter-token latency (ITL)",
             "Time between consecutive deliveries of tokens on a stream, weighted by the number of tokens.",
             "s", quantiles("mizzen_gateway_inter_token_seconds", MODEL), yellow=0.1, red=0.2,
         ),
@@ -101,7 +116,7 @@ LATENCY = Row(
             "s", quantiles("mizzen_gateway_queue_seconds", MODEL), yellow=1, red=5,
         ),
         Panel(
-            "Request duration distribution",
+            "End-to-end latency distribution",
             "Number of requests per second in each duration bucket, up to the last byte of the response.",
             "s", (Query(grown("request_seconds_bucket", "le", MODEL), "{{le}}"),), "heatmap",
         ),
@@ -272,5 +287,6 @@ GATEWAY = Dashboard(
         Variable("service", "mizzen_gateway_requests_total", "Service"),
         Variable("model", "mizzen_gateway_requests_total", "Model"),
     ),
-    (TRAFFIC, LATENCY, ROUTES, STARTS, ERRORS, PROCESS),
+    (TRAFFIC, KEYS, LATENCY, ROUTES, STARTS, ERRORS, PROCESS),
+    OF,
 )

@@ -13,7 +13,7 @@ def grown(metric: str, by: str = "") -> str:
 
 
 CHARGE = Row(
-    "Leader and watches",
+    "Leader election and watches",
     (
         Panel(
             "Leaders",
@@ -191,4 +191,5 @@ OPERATOR = Dashboard(
     "Reconciles, work queue, API server requests and rollouts of the operator.",
     (Variable("namespace", "mizzen_operator_service_groups", "Namespace"),),
     (CHARGE, LOOKS, API, SERVICES),
+    OF,
 )

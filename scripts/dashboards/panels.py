@@ -38,6 +38,8 @@ class Panel:
         falling: whether the thresholds are reversed, so that values below `red` are red.
         width: width in columns; a dashboard has 24 columns.
         most: upper end of the axis; None lets Grafana choose it.
+        links_to_service: whether each row or series links to the dashboard of its service. The series have
+            the labels `namespace` and `service`.
     """
 
     title: str
@@ -52,6 +54,7 @@ class Panel:
     height: int = 7
     stacked: bool = False
     most: float | None = None
+    links_to_service: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +76,20 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """A dashboard. `uid` identifies it in URLs, `title` is its name in Grafana."""
+    """A dashboard.
+
+    Attributes:
+        uid: identifies the dashboard in URLs.
+        title: its name in Grafana.
+        rollouts: label matchers of the services whose rollouts are annotations.
+    """
 
     uid: str
     title: str
     description: str
     variables: Sequence[Variable]
     rows: Sequence[Row]
+    rollouts: str
 
 
 def rate(metric: str, by: str = "", labels: str = "") -> str:
@@ -136,7 +146,7 @@ def render(dashboard: Dashboard) -> Json:
         "time": {"from": "now-1h", "to": "now"},
         "timezone": "browser",
         "links": [_link()],
-        "annotations": {"list": []},
+        "annotations": {"list": [_rollouts(dashboard.rollouts)]},
         "templating": {"list": [_datasource(), *map(_variable, dashboard.variables)]},
         "panels": _panels(dashboard.rows),
     }
@@ -156,6 +166,27 @@ def _link() -> Json:
         "type": "dashboards",
         "url": "",
     }
+
+
+def _rollouts(matchers: str) -> Json:
+    """Return the annotations that mark the time of each rollout in all panels."""
+    return {
+        "name": "Rollouts",
+        "datasource": DATASOURCE,
+        "enable": True,
+        "iconColor": "blue",
+        "expr": f"max by (namespace, service) (mizzen_operator_rollout_age_seconds{{{matchers}}}) > 0",
+        "step": "30s",
+        "titleFormat": "Rollout",
+        "textFormat": "{{namespace}}/{{service}}",
+    }
+
+
+def _service_link(kind: Kind) -> Json:
+    """Return a link to the dashboard of the service of a table's row, or of a series."""
+    where = "__data.fields" if kind == "table" else "__field.labels"
+    variables = "".join(f"var-{name}=${{{where}.{name}}}&" for name in ("namespace", "service"))
+    return {"title": "Open the service", "url": f"/d/mizzen-service?{variables}${{__url_time_range}}"}
 
 
 def _datasource() -> Json:
@@ -215,6 +246,8 @@ def _panel(panel: Panel, number: int, place: Json) -> Json:
     defaults: Json = {"unit": panel.unit, "thresholds": _thresholds(panel)}
     if panel.most is not None:
         defaults |= {"min": 0, "max": panel.most}
+    if panel.links_to_service:
+        defaults["links"] = [_service_link(panel.kind)]
     custom = _custom(panel)
     if custom:
         defaults["custom"] = custom

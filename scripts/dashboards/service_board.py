@@ -13,7 +13,7 @@ FIRST = "mizzen_gateway_time_to_first_token_seconds"
 SLOW = f'sum(rate({FIRST}_bucket{{{OF},le="2.0"}}[$__rate_interval]))'
 
 UP = Row(
-    "Is it up?",
+    "Availability",
     (
         Panel(
             "Successful requests",
@@ -88,10 +88,10 @@ UP = Row(
     ),
 )  # fmt: skip
 FAST = Row(
-    "Is it fast?",
+    "Latency and throughput",
     (
         Panel(
-            "Time to first token",
+            "Time to first token (TTFT)",
             "Time from a request's arrival at the gateway to its first token, including queueing and "
             "prefill. The objective is 2 s.",
             "s", quantiles(FIRST, OF), yellow=1, red=2,
@@ -104,13 +104,13 @@ FAST = Row(
             falling=True, red=0.95, yellow=0.99, most=1,
         ),
         Panel(
-            "Inter-token latency",
+            "Inter-token latency (ITL)",
             "Time between consecutive deliveries of tokens on a stream, weighted by the number of tokens. "
             "Above 0.1 s, text arrives more slowly than people read.",
             "s", quantiles("mizzen_gateway_inter_token_seconds", OF), yellow=0.1, red=0.2,
         ),
         Panel(
-            "Request duration",
+            "End-to-end latency",
             "Time from a request's arrival at the gateway to the last byte of its response, which depends "
             "mostly on the length of the answer.",
             "s", quantiles("mizzen_gateway_request_seconds", OF),
@@ -123,7 +123,7 @@ FAST = Row(
     ),
 )  # fmt: skip
 FULL = Row(
-    "Is it full?",
+    "Saturation",
     (
         Panel(
             "Requests in engines",
@@ -177,6 +177,47 @@ FULL = Row(
     ),
 )  # fmt: skip
 
+SCALING = Row(
+    "Autoscaling",
+    (
+        Panel(
+            "Autoscaler saturation",
+            "Load of each service with `spec.autoscaling`, divided by the target of its serving groups. Above "
+            "1, the service needs more groups.",
+            "short",
+            (Query(f"max by (namespace, service) (mizzen_operator_autoscaler_saturation{{{OF}}})", "{{service}}"),),
+            yellow=1.1, red=2,
+        ),
+        Panel(
+            "Groups and autoscaler",
+            "Number of groups that the load needs (`desired`, before the limits of the spec are applied), that "
+            "the spec wants, and that are available.",
+            "short",
+            (
+                Query(f"sum(mizzen_operator_autoscaler_desired_groups{{{OF}}})", "desired"),
+                Query(f'sum(mizzen_operator_service_groups{{{OF},state="wanted"}})', "wanted"),
+                Query(f'sum(mizzen_operator_service_groups{{{OF},state="available"}})', "available"),
+            ),
+        ),
+        Panel(
+            "Autoscalers at their maximum",
+            "Number of services that have `maxReplicas` groups while their load needs more.",
+            "short", (Query(f"sum(mizzen_operator_autoscaler_at_maximum{{{OF}}})", "at maximum"),), red=1,
+        ),
+        Panel(
+            "Autoscaler decisions",
+            "Number of times in the last hour that the autoscaler changed `spec.replicas`, by reason.",
+            "short",
+            (
+                Query(
+                    f"sum by (reason) (increase(mizzen_operator_autoscaler_decisions_total{{{OF}}}[1h]))",
+                    "{{reason}}",
+                ),
+            ),
+        ),
+    ),
+)  # fmt: skip
+
 SERVICE = Dashboard(
     "mizzen-service",
     "Mizzen / Service",
@@ -185,5 +226,6 @@ SERVICE = Dashboard(
         Variable("namespace", "mizzen_gateway_requests_total", "Namespace"),
         Variable("service", "mizzen_gateway_requests_total", "Service"),
     ),
-    (UP, FAST, FULL),
+    (UP, FAST, FULL, SCALING),
+    OF,
 )

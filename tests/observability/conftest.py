@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import programs
 from alert_rules import render_rules
-from observed import BROKEN, ObservedCluster, Prometheus, eventually, run_load_and_faults
+from manifests import BROKEN
+from observed import ObservedCluster, Prometheus, eventually, run_load_and_faults
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import datetime
 import json
 import signal
 import sys
@@ -17,18 +16,13 @@ from typing import Any
 import httpx
 import psutil
 import zmq
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
+from manifests import BROKEN, KEYS, NAME, SPACE, fetching_service, key_secret, secret, service
 from prometheus_server import Prometheus
 from waiting import eventually
 
 from mizzen_local.cluster import Cluster
 from mizzen_local.urls import NoUrlError, service_url
 
-NAME, BROKEN, SPACE = "demo", "broken", "default"
 ANSWER = {"type": "object", "properties": {"ship": {"type": "string", "maxLength": 5}}, "required": ["ship"]}
 SYSTEM = "You are the mate of a ship and answer the crew's questions in plain words. " * 3
 
@@ -55,12 +49,21 @@ class ObservedCluster:
         self.apply(
             {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": foreign},
             secret("demo-tls"),
+            key_secret(),
             service(NAME, 1),
+            fetching_service(str(self.folder / "model-cache")),
         )
-        eventually(self.settled, "the service is ready")
+        eventually(self.settled, "the autoscaler has raised the replicas, and the service is ready")
         self.apply(service(BROKEN, 1))
-        self.kubectl("scale", "infsvc", NAME, "--replicas=2")
         eventually(lambda: self.serving() == 2 and self.settled(), "two groups serve")
+
+    def exceed_autoscaler(self) -> None:
+        """Set more replicas than the autoscaler allows, and wait until it has reduced them again."""
+        self.kubectl("scale", "infsvc", NAME, "--replicas=3")
+        eventually(
+            lambda: self.kubectl.json("get", "infsvc", NAME)["spec"]["replicas"] == 2,
+            "the autoscaler enforces its maximum",
+        )
 
     def url(self) -> str:
         with suppress(NoUrlError):
@@ -124,60 +127,19 @@ class ObservedCluster:
             context.term()
 
 
-def service(name: str, replicas: int) -> dict[str, Any]:
-    return {
-        "apiVersion": "mizzen.dev/v1alpha1",
-        "kind": "InferenceService",
-        "metadata": {"name": name, "namespace": SPACE},
-        "spec": {
-            "model": {"source": "file:///opt/mizzen/models/demo"},
-            "replicas": replicas,
-            "engine": {
-                "device": "CPU",
-                "maxRunningRequests": 4,
-                "extraArgs": ["--kv-cache-tokens=8192"],
-                "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
-            },
-            "gateway": {
-                "replicas": 1,
-                "tls": {"secretName": "demo-tls"},
-                "admission": {"maxInFlight": 12, "queueSize": 3, "queueTimeoutSeconds": 20},
-                "extraArgs": ["--breaker-failures=1"],
-            },
-            "lifecycle": {"startupTimeoutSeconds": 120, "drainTimeoutSeconds": 5},
-        },
-    }
-
-
-def secret(name: str) -> dict[str, Any]:
-    """Return a Secret with a certificate that is valid for 30 days."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=30))
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "type": "kubernetes.io/tls",
-        "metadata": {"name": name, "namespace": SPACE},
-        "stringData": {"tls.crt": certificate.public_bytes(Encoding.PEM).decode(), "tls.key": private},
-    }
-
-
 def question(words: str) -> dict[str, Any]:
     """Return the messages of a chat; all chats have the same system message."""
     return {"messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": words}]}
 
 
+def key_header(name: str) -> dict[str, str]:
+    """Return the header with the API key that has a name."""
+    return {"Authorization": f"Bearer {KEYS[name]}"}
+
+
 def send_common_prefix(url: str) -> None:
     """Send two chats with a common prefix, so that a gateway that has just started knows a shared prefix."""
-    with httpx.Client(verify=False, timeout=60, trust_env=False) as http:
+    with httpx.Client(verify=False, timeout=60, trust_env=False, headers=key_header("batch")) as http:
         for words in ("What is a mast?", "What is a keel?"):
             body = {"model": NAME, **question(words), "max_tokens": 1}
             http.post(f"{url}/chat/completions", json=body).raise_for_status()
@@ -207,7 +169,9 @@ class Load:
 
     async def _run(self) -> None:
         limits = httpx.Limits(max_connections=64)
-        async with httpx.AsyncClient(verify=False, timeout=150, trust_env=False, limits=limits) as http:
+        async with httpx.AsyncClient(
+            verify=False, timeout=150, trust_env=False, limits=limits, headers=key_header("batch")
+        ) as http:
             chats = [self._repeat(http, self._chat, number) for number in range(self._streams)]
             others = (self._structured, self._disconnect_early, self._send_invalid, self._send_burst)
             await asyncio.gather(*chats, *(self._repeat(http, client, 0) for client in others))
@@ -222,8 +186,10 @@ class Load:
             turn += 1
             await asyncio.sleep(0.05)
 
-    async def _post(self, http: httpx.AsyncClient, path: str, **body: Any) -> httpx.Response:
-        answer = await http.post(f"{self._url}/{path}", json={"model": NAME, **body})
+    async def _post(
+        self, http: httpx.AsyncClient, path: str, headers: dict[str, str] | None = None, **body: Any
+    ) -> httpx.Response:
+        answer = await http.post(f"{self._url}/{path}", json={"model": NAME, **body}, headers=headers)
         self.codes[answer.status_code] = self.codes.get(answer.status_code, 0) + 1
         if answer.status_code in (429, 503):
             await asyncio.sleep(0.3)
@@ -231,7 +197,9 @@ class Load:
 
     async def _chat(self, http: httpx.AsyncClient, number: int, turn: int) -> None:
         messages = question(f"Sailor {number} asks, {turn}: what is a fence?")
-        await self._post(http, "chat/completions", **messages, max_tokens=80, ignore_eos=True, stream=True)
+        headers = key_header("team-b" if number % 3 else "team-a")
+        options = {"max_tokens": 80, "ignore_eos": True, "stream": True}
+        await self._post(http, "chat/completions", headers, **messages, **options)
 
     async def _structured(self, http: httpx.AsyncClient, _: int, turn: int) -> None:
         schema = ANSWER if turn % 3 else {**ANSWER, "title": f"ship {turn}"}
@@ -345,6 +313,10 @@ def run_load_and_faults(observed: ObservedCluster, prometheus: Prometheus) -> Lo
 
     with Load(observed.url(), streams=7) as load:
         wait_for_series(*LOAD_CONDITIONS)
+        observed.exceed_autoscaler()
+        eventually(
+            lambda: len(observed.pods("engine")) == 2 and observed.settled(), "the third engine is gone"
+        )
         hung, other = observed.pods("engine")
         observed.rank(hung).send_signal(signal.SIGSTOP)
         wait_for_series("sum(mizzen_gateway_suspect_engines) > 0")

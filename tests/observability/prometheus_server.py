@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import psutil
 import yaml
+from dcgm import DcgmStandIn
 from kubernetes.client import CoreV1Api
 from kubernetes.config import new_client_from_config
 from waiting import eventually
@@ -104,6 +105,8 @@ class Targets:
 
     def __init__(self, kubeconfig: Path, file: Path) -> None:
         self.file = file
+        self._engines: tuple[tuple[str, str], ...] = ()
+        self._dcgm = DcgmStandIn(lambda: self._engines)
         self._api = CoreV1Api(new_client_from_config(str(kubeconfig)))
         self._stop = threading.Event()
         file.write_text("[]")
@@ -113,6 +116,7 @@ class Targets:
     def close(self) -> None:
         self._stop.set()
         self._thread.join(30)
+        self._dcgm.close()
 
     def _run(self) -> None:
         last = ""
@@ -121,7 +125,14 @@ class Targets:
                 listed = json.loads(
                     self._api.list_pod_for_all_namespaces(_preload_content=False, _request_timeout=10).data
                 )
-                targets = json.dumps([entry for pod in listed["items"] for entry in scrape_targets(pod)])
+                entries = [entry for pod in listed["items"] for entry in scrape_targets(pod)]
+                named = [entry["labels"] for entry in entries if entry["labels"]["job"] == "engine"]
+                self._engines = tuple((labels["namespace"], labels["pod"]) for labels in named)
+                exporter = {
+                    "targets": [self._dcgm.address],
+                    "labels": {"job": "dcgm", "pod": "dcgm-exporter"},
+                }
+                targets = json.dumps([*entries, exporter])
                 if targets != last:
                     new = self.file.with_suffix(".new")
                     new.write_text(targets)

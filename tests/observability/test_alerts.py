@@ -65,7 +65,9 @@ def test_every_value_of_the_rules_is_used_in_a_rule_file() -> None:
 
 
 def test_a_rule_uses_the_values_of_the_chart() -> None:
-    text = render_rule_text("x > ${floors.failedRequests} + ${floors.queuedRequests}", floors={"failedRequests": 9})
+    text = render_rule_text(
+        "x > ${floors.failedRequests} + ${floors.queuedRequests}", floors={"failedRequests": 9}
+    )
     assert text == "x > 9 + 5"
 
 

@@ -20,8 +20,8 @@ def service_network_policies(service: InferenceService, config: OperatorConfig) 
     """Return the policies of a service's engines and, if the service has its own gateway, of the gateway.
 
     Engines admit gateways to the wire ports and Prometheus to the metrics port. A gateway admits everyone to
-    its API port, and the operator and Prometheus to its admin port. Pods of a group admit one another to any
-    port, because ranks choose their ports when they connect.
+    its API port, and the operator, Prometheus and its own pods to its admin port. Pods of a group admit one
+    another to any port, because ranks choose their ports when they connect.
     """
     engines = {labels.SERVICE: service.name, labels.COMPONENT: labels.ENGINE}
     gateway = {labels.SERVICE: service.name, labels.COMPONENT: labels.GATEWAY}
@@ -48,7 +48,7 @@ def service_network_policies(service: InferenceService, config: OperatorConfig) 
                 gateway,
                 [
                     _rule(labels.HTTP_PORT),
-                    _rule(labels.ADMIN_PORT, operator, prometheus),
+                    _rule(labels.ADMIN_PORT, operator, prometheus, {"podSelector": {"matchLabels": gateway}}),
                     {"ports": [{"protocol": "UDP", "port": labels.ADMIN_PORT}], "from": [operator]},
                 ],
             )

@@ -14,11 +14,12 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from mizzen import __version__
+from mizzen.gateway.auth.limit_sharing import LOAN_PATH, LoanRequest
 from mizzen.gateway.auth.middleware import add_auth_middleware
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.engines.verify import verify_engine
 from mizzen.gateway.engines.verify_request import parse_verify_request
-from mizzen.gateway.errors import ApiError
+from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.gateway import Gateway
 from mizzen.gateway.http.middleware import HealthEndpoint, RequestMiddleware
 from mizzen.gateway.http.request_bodies import ClientGone, RequestBody
@@ -152,6 +153,16 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
         check_admin(request)
         question = parse_verify_request(await read_body(gateway, request))
         return json_response(await verify_engine(gateway.list_services(question.service), question))
+
+    @app.post(LOAN_PATH)
+    async def loan(request: Request) -> Response:
+        """Lend another process of the gateway an unused amount of an API key's limit."""
+        check_admin(request)
+        try:
+            question = msgspec.json.decode(await read_body(gateway, request), type=LoanRequest)
+        except msgspec.DecodeError as error:
+            raise invalid(str(error)) from None
+        return json_response(gateway.tenants.sharing.lend(question))
 
     @app.post("/debug/route")
     async def debug_route(request: Request) -> Response:

@@ -44,13 +44,13 @@ class GatewayConfig:
     )
     key_limits_divided_by: int = option(
         1,
-        "Number of gateway processes that share the limits of each API key: processes times gateways",
+        "If above 1, limits of API keys are divided by this number, and not shared with other gateways",
         low=1,
         high=1024,
     )
     keyless_max_priority: int = option(
         0,
-        "Highest priority of requests if there are no API keys; higher priorities are lowered to it",
+        "Without effect: if there are no API keys, all requests have the priority 0",
         low=-8,
         high=8,
     )

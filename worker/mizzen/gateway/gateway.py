@@ -48,14 +48,19 @@ ENGINE_STATES = ("connecting", "verifying", "warming", "serving", "suspect", "dr
 class Gateway:
     """State of a gateway process. `start` and `close` run on its event loop."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, process: tuple[int, int] = (0, 1)) -> None:
         """Read the keys and tokens.
+
+        Args:
+            config: the options.
+            process: number of this process among the gateway's processes, from 0, and their count.
 
         Raises:
             ValueError: a key file or the token file cannot be read, or tracing is configured but its
                 packages are not installed.
         """
         self.config = config
+        self._process = process
         self.metrics = Metrics(lambda: self.model_names)
         self.access_log = AccessLog(config.access_log == "prompts") if config.access_log != "off" else None
         self.tracing = start_tracing(config.otlp_endpoint, config.service or config.served_name)
@@ -63,7 +68,6 @@ class Gateway:
         self.table_watch = TableWatch()
         self.tenants = TenantRegistry(
             config.api_keys_file,
-            max_priority=config.keyless_max_priority,
             divided_by=config.key_limits_divided_by,
         )
         self.tenants.on_change = self.table_watch.notify
@@ -91,9 +95,34 @@ class Gateway:
         self._reload_tasks = [
             asyncio.create_task(self.tenants.watch(), name="API keys"),
             asyncio.create_task(self._reload_keys(), name="keys"),
+            *self._start_limit_sharing(),
         ]
         if self.response_store is not None:
             self._reload_tasks.append(asyncio.create_task(self.response_store.watch(), name="responses"))
+
+    def _start_limit_sharing(self) -> list[asyncio.Task[None]]:
+        """Start to share the limits of API keys with the other gateway processes, if there may be others.
+
+        They authenticate each other with the token of the admin API. With --key-limits-divided-by, limits are
+        divided without an exchange.
+        """
+        config = self.config
+        alone = bool(config.engine or config.services_file) and self._process[1] == 1
+        if self.tenants.keyless or alone or not self._admin_tokens or config.key_limits_divided_by > 1:
+            return []
+        from mizzen.gateway.auth.gateway_peers import GatewayPeers, ProcessNumber  # aiohttp loads slowly
+
+        sharing = self.tenants.sharing
+        peers = GatewayPeers(
+            config, ProcessNumber(*self._process), self.metrics, self._current_token, sharing.set_members
+        )
+        return [
+            asyncio.create_task(peers.run(), name="gateways"),
+            asyncio.create_task(sharing.run(), name="limits"),
+        ]
+
+    def _current_token(self) -> str:
+        return self._admin_tokens[0].decode()
 
     async def close(self, reason: str = "the gateway is shutting down") -> None:
         """Reject waiting requests and close all connections; running requests end with an error."""

@@ -55,19 +55,24 @@ def tune_garbage_collector() -> None:
     gc.set_threshold(20_000, 50, 100)
 
 
-async def serve(config: GatewayConfig, sockets: tuple[socket.socket, socket.socket] | None = None) -> int:
+async def serve(
+    config: GatewayConfig,
+    sockets: tuple[socket.socket, socket.socket] | None = None,
+    process: tuple[int, int] = (0, 1),
+) -> int:
     """Run a gateway until a signal arrives, and return the exit status.
 
     Args:
         config: the options.
         sockets: listening sockets of the API and of the admin port; by default, they are opened at the
             addresses in `config`.
+        process: number of this process among the gateway's processes, from 0, and their count.
 
     Raises:
         OSError: an address cannot be bound.
         ValueError: options, keys or Kubernetes access are invalid.
     """
-    gateway = Gateway(config)
+    gateway = Gateway(config, process)
     tls = ServerTls(config.tls_cert, config.tls_key) if config.tls_cert and config.tls_key else None
     if tls is not None:
         gateway.metrics.certificate.set_function(lambda: tls.expires_at)

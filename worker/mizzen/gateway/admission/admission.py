@@ -68,7 +68,7 @@ class Admission:
                 entry is not admitted before its deadline.
         """
         if not entry.reserved:
-            reserve_tokens((entry,))
+            await reserve_tokens((entry,))
         try:
             if entry.siblings is None:
                 await self._enter(entry)

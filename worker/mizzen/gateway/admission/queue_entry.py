@@ -64,7 +64,7 @@ class QueueEntry:
         return self.tenant.weight * 2.0**self.priority
 
 
-def reserve_tokens(entries: Sequence[QueueEntry]) -> None:
+async def reserve_tokens(entries: Sequence[QueueEntry]) -> None:
     """Reserve the tokens that all sequences of one request are expected to use, before any of them begins.
 
     The tokens come from the tenant's budget. `Admission.leave` settles the sequences that were admitted; for
@@ -75,6 +75,6 @@ def reserve_tokens(entries: Sequence[QueueEntry]) -> None:
         ApiError: 429 if the budget does not suffice; then nothing is reserved.
     """
     if entries:
-        entries[0].tenant.reserve(sum(queue_entry.expected_tokens for queue_entry in entries))
+        await entries[0].tenant.reserve(sum(queue_entry.expected_tokens for queue_entry in entries))
         for queue_entry in entries:
             queue_entry.reserved = True

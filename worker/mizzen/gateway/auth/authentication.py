@@ -16,6 +16,7 @@ from mizzen.gateway.auth.api_keys import (
     parse_key_files,
     read_key_files,
 )
+from mizzen.gateway.auth.limit_sharing import LimitSharing
 from mizzen.gateway.auth.rate_limits import divide_limits
 from mizzen.gateway.auth.tenant import Tenant, default_tenant
 from mizzen.gateway.errors import ApiError
@@ -42,7 +43,6 @@ class TenantRegistry:
         self,
         paths: Sequence[str],
         reload_seconds: float = RELOAD_SECONDS,
-        max_priority: int = 0,
         divided_by: int = 1,
     ) -> None:
         """Read the key files.
@@ -50,8 +50,7 @@ class TenantRegistry:
         Args:
             paths: key files, or folders with key files; empty if requests need no key.
             reload_seconds: interval at which the files are checked for changes.
-            max_priority: highest priority that requests may have if there are no key files.
-            divided_by: number of gateway processes that share each key's limits.
+            divided_by: number of gateway processes that share each key's limits without an exchange.
 
         Raises:
             InvalidKeyFile: a file is missing or malformed.
@@ -62,8 +61,10 @@ class TenantRegistry:
         self._files: dict[Path, bytes] = {}
         self._key_index: ApiKeyIndex | None = None
         self._tenants: dict[str, Tenant] = {}
-        self._default_tenant = default_tenant(max_priority)
+        self._default_tenant = default_tenant()
         self._problem = ""
+        self.sharing = LimitSharing(lambda: self._tenants.values(), self.get)
+        """Shares of the limits that this process has, unless `divided_by` is above 1."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when new keys come into force, and when `problem` changes."""
         if self._paths:
@@ -115,6 +116,7 @@ class TenantRegistry:
             tenant = self._tenants.get(grant.name)
             if tenant is None:
                 tenant = Tenant(grant)
+                self.sharing.divide(tenant)
             else:
                 tenant.set_grant(grant)
             tenants[grant.name] = tenant
@@ -149,13 +151,17 @@ class ParallelSlot:
     """Slot for one of the requests that a tenant may have in progress at once."""
 
     def __init__(self, tenant: Tenant) -> None:
-        """Count a request of the tenant as running.
+        self._tenant: Tenant | None = tenant
+
+    @classmethod
+    async def claim(cls, tenant: Tenant) -> ParallelSlot:
+        """Count a request of the tenant as running, and return its slot.
 
         Raises:
             ApiError: 429 if the tenant has reached its limit of parallel requests or of requests per minute.
         """
-        tenant.begin_request()
-        self._tenant: Tenant | None = tenant
+        await tenant.begin_request()
+        return cls(tenant)
 
     def release(self) -> None:
         """Release the slot, unless it was released already."""
@@ -205,7 +211,7 @@ class AuthMiddleware:
             await send(message)
 
         try:
-            slot = scope[SLOT_KEY] = ParallelSlot(tenant)
+            slot = scope[SLOT_KEY] = await ParallelSlot.claim(tenant)
         except ApiError as error:
             get_record(scope).error = error.code or error.error_type
             await send_error(send, error, tenant.rate_limit_headers())

@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Literal, Protocol
 
 from mizzen.gateway.auth.api_keys import MAX_PRIORITY, Grant
-from mizzen.gateway.auth.rate_limits import TokenBucket
+from mizzen.gateway.auth.rate_limits import ParallelSlots, TokenBucket
 from mizzen.gateway.errors import ApiError
+
+LimitKind = Literal["requests", "tokens", "parallel"]
+
+
+class Lender(Protocol):
+    """Gets unused amounts of a key's limits from other gateway processes."""
+
+    async def borrow(self, tenant: Tenant, kind: LimitKind) -> None:
+        """Add what the tenant lacks for its pending requests to its share of a limit, as far as possible."""
+        ...
 
 
 class Tenant:
-    """Holder of one API key, with permissions, limits and current usage; kept when key files are reloaded."""
+    """Holder of one API key, with permissions, limits and current usage; kept when key files are reloaded.
 
-    def __init__(
-        self, grant: Grant, clock: Callable[[], float] = time.monotonic, *, max_priority: int = 0
-    ) -> None:
+    The limits are those of all gateway processes together; this process has a share of them. If `lender` is
+    set, it gets more from the others when the share does not suffice.
+    """
+
+    def __init__(self, grant: Grant, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._max_priority = max_priority
-        """Highest priority that requests may have if the gateway has no keys."""
         self.running = 0
         self.tag = tenant_tag(grant.name)
         """Number that identifies the tenant to engines."""
         self.requests: TokenBucket | None = None
         self.tokens: TokenBucket | None = None
+        self.slots: ParallelSlots | None = None
+        self.lender: Lender | None = None
+        self._pending: dict[LimitKind, float] = {"requests": 0, "tokens": 0, "parallel": 0}
+        """Amounts that requests need while they wait for `lender`."""
+        self._members, self._rank = 1, 0
         self.set_grant(grant)
 
     def set_grant(self, grant: Grant) -> None:
@@ -32,14 +48,87 @@ class Tenant:
         self.grant = grant
         self.requests = self._bucket(self.requests, grant.requests_per_minute)
         self.tokens = self._bucket(self.tokens, grant.tokens_per_minute)
+        if grant.max_parallel is None:
+            self.slots = None
+        elif self.slots is None:
+            self.slots = ParallelSlots(grant.max_parallel, self._members, self._rank)
+        else:
+            self.slots.set_limit(grant.max_parallel)
 
     def _bucket(self, bucket: TokenBucket | None, per_minute: int | None) -> TokenBucket | None:
         if per_minute is None:
             return None
         if bucket is None:
-            return TokenBucket(per_minute, self._clock)
+            return TokenBucket(per_minute, self._clock, share=1 / self._members)
         bucket.set_rate(per_minute)
         return bucket
+
+    # ── shares of the limits ──────────────────────────────────────────────────────────────────────────────
+
+    def set_members(self, members: int, rank: int, others: Collection[str]) -> None:
+        """Take the share of process number `rank` of `members`; `others` are the names of the others."""
+        self._members, self._rank = members, rank
+        for bucket in (self.requests, self.tokens):
+            if bucket is not None:
+                bucket.set_share(1 / members)
+        if self.slots is not None:
+            self.slots.set_members(members, rank, others)
+
+    def empty_buckets(self) -> None:
+        """Empty the buckets, because other processes hold the whole limits; they can lend some of it."""
+        for bucket in (self.requests, self.tokens):
+            if bucket is not None:
+                bucket.lend(bucket.per_minute)
+
+    def missing(self, kind: LimitKind) -> float:
+        """Return the amount that pending requests lack in this process; not above 0 if nothing is missing."""
+        pending = self._pending[kind]
+        if kind == "parallel":
+            return self.running + pending - self.slots.available if self.slots is not None else 0.0
+        bucket = self.requests if kind == "requests" else self.tokens
+        return pending - bucket.level if bucket is not None else 0.0
+
+    async def _borrow(self, kind: LimitKind, amount: float) -> None:
+        """Let `lender` get an amount that this process lacks."""
+        if self.lender is not None:
+            self._pending[kind] += amount
+            try:
+                await self.lender.borrow(self, kind)
+            finally:
+                self._pending[kind] -= amount
+
+    def amount_ahead(self, kind: LimitKind, seconds: float) -> float:
+        """Return the amount that a limit provides in a time; 0 for concurrent requests."""
+        bucket = {"requests": self.requests, "tokens": self.tokens}.get(kind)
+        return bucket.per_minute * seconds / 60 if bucket is not None else 0.0
+
+    def receive(self, kind: LimitKind, lender: str, amount: float, elsewhere: float) -> None:
+        """Add an amount that another process lent; the asked processes have `elsewhere` left."""
+        bucket = {"requests": self.requests, "tokens": self.tokens}.get(kind)
+        if bucket is not None:
+            bucket.receive(max(0.0, amount), elsewhere)
+        elif kind == "parallel" and self.slots is not None and amount > 0:
+            self.slots.receive(lender, int(amount))
+
+    def lend(self, kind: LimitKind, borrower: str, held: int, amount: float) -> tuple[float, float]:
+        """Lend an amount to another process; return how much, and how much is left in this one."""
+        if kind == "parallel":
+            if self.slots is None:
+                return 0.0, 0.0
+            lent = self.slots.lend(borrower, held, int(amount), self.running)
+            return float(lent), float(max(0, self.slots.available - self.running))
+        bucket = self.requests if kind == "requests" else self.tokens
+        return (bucket.lend(amount), max(0.0, bucket.level)) if bucket is not None else (0.0, 0.0)
+
+    def borrowed_slots(self, lender: str) -> int:
+        """Return the number of slots for concurrent requests that another process has lent."""
+        return self.slots.borrowed.get(lender, 0) if self.slots is not None else 0
+
+    def give_back_slots(self) -> list[str]:
+        """Give back borrowed slots that no request needs; return the names of their lenders."""
+        return self.slots.give_back(self.running) if self.slots is not None else []
+
+    # ── permissions ───────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def name(self) -> str:
@@ -77,44 +166,67 @@ class Tenant:
     def priority(self, requested: int | None) -> int:
         """Return the priority of a request; `requested` is the priority in its body, or None.
 
-        If the gateway has no keys, a priority above the maximum is lowered to it.
+        If the gateway has no keys, the request's priority is ignored.
 
         Raises:
             ApiError: 400 if `requested` is out of range, 403 if it is above the priority of the key.
         """
-        if requested is None:
+        if requested is None or not self.name:
             return self.grant.priority
         if abs(requested) > MAX_PRIORITY:
             text = f"priority must be between {-MAX_PRIORITY} and {MAX_PRIORITY}, not {requested}"
             raise ApiError(400, text, param="priority", code="invalid_value")
-        if not self.name:
-            return min(requested, self._max_priority)
         if requested > self.grant.priority:
             text = f"priority must be at most {self.grant.priority} with the key {self.name}, not {requested}"
             raise ApiError(403, text, param="priority", code="priority_not_allowed")
         return requested
 
-    def begin_request(self) -> None:
+    # ── requests ──────────────────────────────────────────────────────────────────────────────────────────
+
+    async def begin_request(self) -> None:
         """Count a request as running, until `end_request`.
 
         Raises:
             ApiError: 429 if the tenant has reached its limit of parallel requests or of requests per minute.
         """
-        limit = self.grant.max_parallel
-        if limit is not None and self.running >= limit:
-            text = f"the key {self.name} may have {limit} requests in progress at once"
+        await self._claim_slot()
+        try:
+            await self._consume(self.requests, "requests", 1)
+        except BaseException:
+            self.running -= 1
+            raise
+
+    async def _claim_slot(self) -> None:
+        if self.slots is not None and self.running >= self.slots.available:
+            await self._borrow("parallel", 1)
+        if self.slots is not None and self.running >= self.slots.available:
+            text = f"the key {self.name} may have {self.slots.limit} requests in progress at once"
             raise ApiError(429, text, code="too_many_parallel_requests", retry_after_seconds=1.0)
-        wait = self.requests.consume(1) if self.requests else 0.0
-        if wait and self.requests:
-            text = f"the key {self.name} may send {self.requests.per_minute} requests a minute"
-            raise ApiError(429, text, code="rate_limit_exceeded", retry_after_seconds=wait)
         self.running += 1
+
+    async def _consume(self, bucket: TokenBucket | None, kind: LimitKind, amount: float) -> None:
+        """Consume an amount, part of which other processes may have lent.
+
+        Raises:
+            ApiError: 429 if it is not available.
+        """
+        if bucket is None or not bucket.consume(amount):
+            return
+        await self._borrow(kind, amount)
+        wait = bucket.consume(amount)
+        if not wait:
+            return
+        text = f"the key {self.name} may send {bucket.per_minute} requests a minute"
+        if kind == "tokens":
+            text = f"the key {self.name} may use {bucket.per_minute} tokens a minute"
+            text = f"{text}; this request needs about {amount}"
+        raise ApiError(429, text, code="rate_limit_exceeded", retry_after_seconds=wait)
 
     def end_request(self) -> None:
         """Stop counting a request as running."""
         self.running -= 1
 
-    def reserve(self, tokens: int) -> None:
+    async def reserve(self, tokens: int) -> None:
         """Reserve the tokens that a request is expected to use; `settle` corrects the amount.
 
         Raises:
@@ -126,10 +238,7 @@ class Tenant:
         if tokens > limit:
             text = f"the request needs about {tokens} tokens; the key {self.name} may use {limit} a minute"
             raise ApiError(429, f"{text}: shorten it or lower max_tokens", code="request_too_large")
-        wait = self.tokens.consume(tokens)
-        if wait:
-            text = f"the key {self.name} may use {limit} tokens a minute; this request needs about {tokens}"
-            raise ApiError(429, text, code="rate_limit_exceeded", retry_after_seconds=wait)
+        await self._consume(self.tokens, "tokens", tokens)
 
     def settle(self, reserved: int, used: int) -> None:
         """Charge the tokens that a request used, and give back the tokens that were reserved for it."""
@@ -143,7 +252,7 @@ class Tenant:
             if bucket is not None:
                 values = {
                     "limit": str(bucket.per_minute),
-                    "remaining": str(max(0, int(bucket.level))),
+                    "remaining": str(max(0, int(bucket.remaining))),
                     "reset": f"{bucket.full_in_seconds:.3f}s",
                 }
                 headers += [(f"x-ratelimit-{kind}-{name}".encode(), v.encode()) for kind, v in values.items()]
@@ -158,6 +267,6 @@ def tenant_tag(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1 if name else 0
 
 
-def default_tenant(max_priority: int = 0) -> Tenant:
-    """Return the tenant of a gateway without keys; its requests have at most priority `max_priority`."""
-    return Tenant(Grant(name="", digest=b""), max_priority=max_priority)
+def default_tenant() -> Tenant:
+    """Return the tenant of a gateway without keys; all its requests have the priority 0."""
+    return Tenant(Grant(name="", digest=b""))

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from mizzen.gateway.auth.limit_sharing import LOAN_PATH
 from mizzen.gateway.engines.verify_request import verify_timeout
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.http.request_bodies import BodyBudget, ClientGone, RequestBody
@@ -55,6 +56,7 @@ class AdminFanout:
                 Route("/metrics", self._metrics),
                 Route("/admin/engines", self._engines),
                 Route("/admin/verify", self._verify, methods=["POST"]),
+                Route(LOAN_PATH, self._loan, methods=["POST"]),
                 Route("/healthz", self._worst_answer),
                 Route("/readyz", self._worst_answer),
                 Route("/{rest:path}", self._first_process, methods=["GET", "POST"]),
@@ -105,10 +107,17 @@ class AdminFanout:
         """Forward a verify request to the first process; add the timeout in its body to the usual timeout."""
         return await self._forward_body(request, verify_timeout)
 
+    async def _loan(self, request: Request) -> Response:
+        """Forward a question about a limit to the process with the number in the query."""
+        number = request.query_params.get("process", "")
+        if not number.isdecimal() or int(number) >= len(self._ports):
+            return to_error_response(ApiError(404, f"there is no process {number[:20]}"))
+        return await self._forward_body(request, process=int(number))
+
     async def _forward_body(
-        self, request: Request, timeout_of: Callable[[bytes], float] = lambda _: 0.0
+        self, request: Request, timeout_of: Callable[[bytes], float] = lambda _: 0.0, process: int = 0
     ) -> Response:
-        """Forward a POST request to the first process.
+        """Forward a POST request to a process.
 
         `timeout_of` returns, for a body, the number of seconds to add to the usual timeout.
         """
@@ -119,7 +128,8 @@ class AdminFanout:
                 return to_error_response(ApiError(400, str(error)))
             except ApiError as error:
                 return to_error_response(error)
-            answer = await self._forward(request, self._ports[0], wait=timeout_of(content), body=content)
+            port = self._ports[process]
+            answer = await self._forward(request, port, wait=timeout_of(content), body=content)
         return to_response(answer)
 
     async def _metrics(self, request: Request) -> Response:

@@ -1,7 +1,7 @@
-"""One of several gateway processes: `python -m mizzen.gateway.http.child_process CONFIG API-FD ADMIN-FD`.
+"""One of several gateway processes: `python -m mizzen.gateway.http.child_process CONFIG API ADMIN I COUNT`.
 
-`mizzen.gateway.http.processes` starts it. CONFIG is a `GatewayConfig` as JSON; the file descriptors are
-inherited sockets that already listen.
+`mizzen.gateway.http.processes` starts it. CONFIG is a `GatewayConfig` as JSON; API and ADMIN are the file
+descriptors of inherited sockets that already listen. I is the number of this process, from 0, of COUNT.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     """Serve until a signal arrives, and return the exit status."""
     import uvloop
 
-    options, api, admin = arguments
+    options, api, admin, index, count = arguments
     set_up_logging(program="gateway")
     tune_garbage_collector()
     config = msgspec.json.decode(options, type=GatewayConfig)
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
 
     async def run() -> int:
         exit_with_parent()
-        return await serve(config, sockets)
+        return await serve(config, sockets, (int(index), int(count)))
 
     return uvloop.run(run())
 

@@ -28,8 +28,13 @@ KILL_SECONDS = 15.0
 """Grace period after the drain timeout; processes that still run at its end are killed."""
 
 
-def child_command(config: GatewayConfig, api: socket.socket, admin: socket.socket) -> list[str]:
-    """Return the command line of one process, which inherits both sockets as file descriptors."""
+def child_command(
+    config: GatewayConfig, api: socket.socket, admin: socket.socket, process: tuple[int, int] = (0, 1)
+) -> list[str]:
+    """Return the command line of one process, which inherits both sockets as file descriptors.
+
+    `process` is the number of the process, from 0, and the number of processes.
+    """
     options = msgspec.json.encode(dataclasses.asdict(config)).decode()
     return [
         sys.executable,
@@ -38,6 +43,7 @@ def child_command(config: GatewayConfig, api: socket.socket, admin: socket.socke
         options,
         str(api.fileno()),
         str(admin.fileno()),
+        *map(str, process),
     ]
 
 
@@ -50,10 +56,10 @@ class GatewayProcesses:
 
     async def start(self, sockets: list[tuple[socket.socket, socket.socket]]) -> None:
         """Start one process for each pair of sockets (API, admin), and close the parent's copies."""
-        for api, admin in sockets:
+        for index, (api, admin) in enumerate(sockets):
             self._running.append(
                 await asyncio.create_subprocess_exec(
-                    *child_command(self._config, api, admin),
+                    *child_command(self._config, api, admin, (index, len(sockets))),
                     stdin=asyncio.subprocess.PIPE,  # it closes when the parent exits
                     pass_fds=(api.fileno(), admin.fileno()),
                     start_new_session=True,  # a terminal's Ctrl-C reaches the parent, which passes it on

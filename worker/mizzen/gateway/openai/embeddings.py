@@ -158,7 +158,7 @@ async def embed_prompts(
         gateway.metrics.for_model(routed.generation.model).cached_tokens.inc(result.cached_tokens)
         return result
 
-    return await run_each(dispatcher, new_routed_requests(gateway, scope, generations), embed_one)
+    return await run_each(dispatcher, await new_routed_requests(gateway, scope, generations), embed_one)
 
 
 def truncate_vector(vector: np.ndarray, dimensions: int | None, normalize: bool) -> np.ndarray:

@@ -166,7 +166,7 @@ class ScoreHandler:
         self, request: ScoreRequest, generations: list[GenerationRequest], scope: Scope
     ) -> LabelsResponse:
         dispatcher = self._gateway.find_active_service(request.model, scope).dispatcher
-        routed_requests = new_routed_requests(self._gateway, scope, generations)
+        routed_requests = await new_routed_requests(self._gateway, scope, generations)
         results = await run_each(
             dispatcher, routed_requests, lambda routed: self._label_scores(routed, dispatcher)
         )

@@ -52,7 +52,7 @@ class GenerationExchange(ApiCall):
         self._deadline.shorten(generation.timeout_seconds)
         dispatcher = self._gateway.find_active_service(generation.model, self._scope).dispatcher
         self._generation, self._writer = generation, self._new_writer(generation)
-        groups = self._new_groups(generation, dispatcher)
+        groups = await self._new_groups(generation, dispatcher)
         try:
             if generation.stream:
                 await self._serve_stream(groups)
@@ -63,7 +63,7 @@ class GenerationExchange(ApiCall):
                 sequence.close()
             self._fill_record(groups)
 
-    def _new_groups(
+    async def _new_groups(
         self, generation: GenerationRequest, dispatcher: Dispatcher
     ) -> list[list[GeneratedSequence]]:
         """Return the sequences of each prompt, one list per prompt.
@@ -83,7 +83,7 @@ class GenerationExchange(ApiCall):
             groups[-1].append(GeneratedSequence(gateway, dispatcher, routed, index, self._began, budget))
             entries.append(routed.queue_entry)
         link_siblings(gateway, entries)
-        reserve_tokens(entries)
+        await reserve_tokens(entries)
         return groups
 
     # ── streaming ──────────────────────────────────────────────────────────────────────────────────────────

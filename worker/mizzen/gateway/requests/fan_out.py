@@ -66,7 +66,7 @@ def new_routed_request(
     )
 
 
-def new_routed_requests(
+async def new_routed_requests(
     gateway: Gateway, scope: Scope, generations: Sequence[GenerationRequest]
 ) -> list[RoutedRequest]:
     """Return a routed request for each prompt of an HTTP request, and reserve the tokens for all prompts.
@@ -78,7 +78,7 @@ def new_routed_requests(
     routed_requests = [new_routed_request(gateway, scope, generation) for generation in generations]
     entries = [routed.queue_entry for routed in routed_requests]
     link_siblings(gateway, entries)
-    reserve_tokens(entries)
+    await reserve_tokens(entries)
     return routed_requests
 
 

@@ -34,13 +34,14 @@ class _Usage:
         self.output_tokens += output_tokens
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class KeyUsage:
     """Counters of at most `MAX_KEYS` keys, and of `other`, which stands for the rest.
 
-    The first keys that send requests get series. After every `REVIEW_REQUESTS` requests, a key of the rest that
-    has recently sent twice as many requests as the least busy key with series takes the place of that key. A
-    key's counters begin at 0 whenever it gets series, and requests are counted once, so that no counter falls.
+    The first keys that send requests get series. After every `REVIEW_REQUESTS` requests, a key of the rest
+    that has recently sent twice as many requests as the least busy key with series takes the place of that
+    key. A key's counters begin at 0 whenever it gets series, and each request is counted once, so that no
+    counter falls.
     """
 
     prefix: str
