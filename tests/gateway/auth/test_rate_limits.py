@@ -7,10 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx
 import openai
 import pytest
 
+from mizzen.gateway.auth.gateway_peers import HttpPeer
+from mizzen.gateway.auth.limit_sharing import LOAN_PATH, LoanRequest
 from mizzen.gateway.auth.rate_limits import TokenBucket
 from mizzen.wire.messages import RefusalCode
 from tenant_kit import ALICE, BOB, key_file, replace_file
@@ -240,3 +243,46 @@ async def test_parallel_requests_are_limited(live: Any, scripted: Any, tmp_path:
         stream.cancel()
     await asyncio.gather(*streams, return_exceptions=True)
     await until(lambda: tenant.running == 0)  # a disconnected client no longer counts as running
+
+
+async def test_gateways_lend_each_other_unused_limits_over_http(
+    live: Any, scripted: Any, tmp_path: Path
+) -> None:
+    path, token = tmp_path / "keys.yaml", tmp_path / "token"
+    path.write_text(key_file({"name": "a", "key": ALICE, "requestsPerMinute": 12, "maxParallel": 2}))
+    token.write_text("secret")
+    options = {"api_keys_file": (str(path),), "admin_token_file": str(token)}
+    first, second = await live(scripted(), **options), await live(scripted(), **options)
+    timeout = aiohttp.ClientTimeout(total=20)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        for name, gateway, other in (("one", first, second), ("two", second, first)):
+            tenant = gateway.gateway.tenants.get("a")
+            tenant.requests = TokenBucket(12, lambda: 0.0)  # the clock stands still
+            peer = HttpPeer(session, f"{other.admin}{LOAN_PATH}?process=0", lambda: "secret")
+            sharing = gateway.gateway.tenants.sharing
+            sharing.set_members(name, {"two" if name == "one" else "one": peer}, joins=False)
+            tenant.requests = TokenBucket(12, lambda: 0.0, share=0.5)
+        assert await count_admitted(first.client(ALICE), 12) == 12
+        assert await count_admitted(second.client(ALICE), 1) == 0
+        wrong = HttpPeer(session, f"{second.admin}{LOAN_PATH}", lambda: "wrong")
+        with pytest.raises(OSError, match="401"):
+            await wrong.ask(LoanRequest("one", "a", "requests", 1))
+        async with session.post(f"{second.admin}{LOAN_PATH}", data=b"{", headers=BEARER) as malformed:
+            assert malformed.status == 400
+        async with session.post(f"{second.admin}{LOAN_PATH}", data=b"{}", headers=BEARER) as incomplete:
+            assert incomplete.status == 400
+
+
+BEARER = {"Authorization": "Bearer secret"}
+
+
+async def count_admitted(client: openai.AsyncOpenAI, requests: int) -> int:
+    """Send requests one after the other, and return the number of those that the limits admit."""
+    admitted = 0
+    for _ in range(requests):
+        try:
+            await client.completions.create(model="demo", prompt="a", max_tokens=1)
+            admitted += 1
+        except openai.RateLimitError:
+            pass
+    return admitted

@@ -131,6 +131,22 @@ def test_processes_serve_and_stop_together(program: Any) -> None:
     assert gateway.log.count('"stopped"') == 2
 
 
+def test_processes_share_the_limits_of_a_key(program: Any, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    key = {"name": "a", "key": "sk-alice-0123456789", "requestsPerMinute": 40}
+    keys.write_text(json.dumps({"keys": [key]}))
+    gateway, _ = program(api_keys_file=(str(keys),))
+    headers = {"Authorization": "Bearer sk-alice-0123456789"}
+    url = f"http://127.0.0.1:{gateway.port}/v1/chat/completions"
+    began, codes = time.monotonic(), []
+    with httpx.Client(timeout=60, trust_env=False, headers=headers) as http:  # one connection, so one process
+        while codes.count(429) < 5 or (codes.count(200) < 36 and time.monotonic() < began + 20):
+            codes.append(http.post(url, json=BODY).status_code)
+    refilled = 40 * (time.monotonic() - began) / 60
+    assert set(codes) == {200, 429}
+    assert 0.9 * 40 <= codes.count(200) <= 1.1 * 40 + refilled
+
+
 def test_death_of_one_process_ends_the_others(program: Any) -> None:
     """The pod restarts instead of serving with fewer processes than configured."""
     gateway, _ = program()

@@ -46,6 +46,8 @@ def test_policies_admit_only_the_gateway_prometheus_and_the_operator(
     assert admin is not None
     space = admin[0]["namespaceSelector"]["matchLabels"]
     assert space == {"kubernetes.io/metadata.name": "mizzen-system"}
+    own = {"mizzen.dev/service": "demo", "mizzen.dev/component": "gateway"}
+    assert admin[2] == {"podSelector": {"matchLabels": own}}, "gateway pods share the limits of API keys"
     assert set(allowed_peers(gateway)) == {8000, 8001}
     model = {
         "source": "hf://org/tiny",

@@ -1,9 +1,9 @@
 """Runs several gateway processes behind one port, as one program.
 
 Like a replica, each process is a complete gateway with its own engine connections, queue and routing, so
-limits apply to each process. The kernel distributes client connections among the processes (SO_REUSEPORT).
-The parent serves one admin port for all processes. It stops all of them when it receives a signal, or when
-one of them exits by itself.
+limits of requests in progress and queues apply to each process; limits of API keys are shared. The kernel
+distributes client connections among the processes (SO_REUSEPORT). The parent serves one admin port for all
+processes. It stops all of them when it receives a signal, or when one of them exits by itself.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ async def serve_processes(config: GatewayConfig) -> int:
     admin_fanout = AdminFanout(ports, bodies, config.max_body_bytes)
     server = new_server(admin_fanout.app(), 1)
     serving = asyncio.create_task(server.serve([admin_socket]))
-    processes = GatewayProcesses(dataclasses.replace(config, processes=1))
+    admin_port = admin_socket.getsockname()[1]  # the processes ask each other for limits at this port
+    processes = GatewayProcesses(dataclasses.replace(config, processes=1, admin_port=admin_port))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -127,7 +128,7 @@ async def serve_processes(config: GatewayConfig) -> int:
     await processes.start(list(zip(api, admin, strict=True)))
     if stop.is_set():  # the signal came before all processes had started
         processes.signal(signal.SIGTERM)
-    fields = {"port": port, "admin_port": admin_socket.getsockname()[1], "processes": config.processes}
+    fields = {"port": port, "admin_port": admin_port, "processes": config.processes}
     log.info("processes started", extra={"fields": fields})
     ended = asyncio.create_task(processes.wait_first_exit())
     stopped = asyncio.create_task(stop.wait())
