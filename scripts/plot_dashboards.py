@@ -35,7 +35,7 @@ PANELS = {
         "Failures",
         "Time to first token (TTFT)",
         "Inter-token latency (ITL)",
-        "Requests in engines",
+        "Groups and autoscaler",
         "KV cache usage",
     ),
     "engine": (
@@ -47,8 +47,8 @@ PANELS = {
         "Engines by state",
     ),
     "gateway": (
-        "Requests by endpoint",
-        "Routing decisions by reason",
+        "Requests by API key",
+        "Tokens by API key",
         "Tokens in progress by engine",
         "Engines by state",
         "Failed attempts",
@@ -102,15 +102,15 @@ def lines(url: str, panel: dict[str, Any], start: float, end: float) -> dict[str
 def draw(axes: Any, panel: dict[str, Any], plotted: dict[str, list[tuple[float, float]]]) -> None:
     """Draw the lines of a panel onto matplotlib axes."""
     for label, points in sorted(plotted.items()):
-        axes.plot(*zip(*points, strict=True), label=label, linewidth=1)
+        axes.plot(*zip(*points, strict=True), label=label, linewidth=1.4)
     unit = UNITS.get(panel["fieldConfig"]["defaults"]["unit"], "")
-    axes.set_title(panel["title"], fontsize=9, loc="left")
-    axes.set_ylabel(unit, fontsize=7)
+    axes.set_title(panel["title"], fontsize=12, loc="left")
+    axes.set_ylabel(unit, fontsize=10)
     axes.set_ylim(bottom=0)
-    axes.tick_params(labelsize=7)
+    axes.tick_params(labelsize=10)
     axes.grid(alpha=0.25)
     if plotted:
-        axes.legend(fontsize=6, frameon=False, loc="upper left")
+        axes.legend(fontsize=9, frameon=False, loc="upper left")
 
 
 def plot(url: str, board: str, start: float, end: float, folder: Path) -> Path:
@@ -121,12 +121,12 @@ def plot(url: str, board: str, start: float, end: float, folder: Path) -> Path:
     """
     panels = {panel["title"]: panel for panel in json.loads((BOARDS / f"{board}.json").read_text())["panels"]}
     titles = PANELS[board]
-    figure, grid = pyplot.subplots(2, 3, figsize=(11, 5), layout="constrained")
+    figure, grid = pyplot.subplots(3, 2, figsize=(10, 9), layout="constrained")
     for axes, title in zip(grid.flat, titles, strict=True):
         draw(axes, panels[title], lines(url, panels[title], start, end))
-    figure.supxlabel("seconds", fontsize=8)
+    figure.supxlabel("seconds", fontsize=10)
     path = folder / f"dashboard-{board}.png"
-    figure.savefig(path, dpi=80)
+    figure.savefig(path, dpi=100)
     pyplot.close(figure)
     with Image.open(path) as picture:
         picture.convert("RGB").quantize(COLOURS).save(path, optimize=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -151,6 +152,26 @@ def test_each_alert_names_its_runbook(offline: Any) -> None:
         where, _, runbook = rule["annotations"]["runbook_url"].rpartition("/")
         assert where == "https://runbooks.example/mizzen"
         assert (ROOT / f"docs/runbooks/{runbook}.md").is_file()
+
+
+def test_objectives_floors_and_thresholds_of_alerts_are_values(offline: Any) -> None:
+    def expressions(**rules: Any) -> str:
+        made = of(offline.template({"monitoring": {"enabled": True, "rules": rules}}), "PrometheusRule")
+        return yaml.safe_dump(made["spec"], width=10_000)
+
+    text = expressions()
+    assert "${" not in text
+    assert "14.4 * (1 - 99.9 / 100)" in text and 'le=~"2([.]0)?"' in text
+    changed = expressions(
+        objectives={"successPercent": 99.5, "firstTokenSeconds": 0.5},
+        floors={"failedRequests": 1000000},
+        thresholds={"coldStartSeconds": 3600},
+    )
+    assert "14.4 * (1 - 99.5 / 100)" in changed and 'le=~"0.5([.]0)?"' in changed
+    assert "mizzen_operator_oldest_start_seconds > 3600" in changed
+    assert re.search(r"rate1h \* 3600 > 1e\+06|rate1h \* 3600 > 1000000", changed)
+    with pytest.raises(HelmError, match="firstTokenSeconds"):
+        expressions(objectives={"firstTokenSeconds": 3})
 
 
 def test_image_references_consist_of_registry_repository_tag_and_digest(offline: Any) -> None:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import programs
 from alert_rules import render_rules
 from manifests import BROKEN
-from observed import ObservedCluster, Prometheus, eventually, run_load_and_faults
+from observed import ObservedCluster, Prometheus, eventually, run_load_and_faults, run_steady_load
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,12 +61,12 @@ def recorded_run(
             began = time.time()
             observed.deploy()
             eventually(lambda: observed.conditions(BROKEN).get("Failed"), "the broken service has failed")
+            if os.environ.get("PLOTS"):
+                plot(prometheus, *run_steady_load(observed), os.environ["PLOTS"])
             load = run_load_and_faults(observed, prometheus)
             # Range queries have steps of 1 s; some steps must lie after the last change of a metric.
             time.sleep(3)
             ended = time.time()
-            if os.environ.get("PLOTS"):
-                plot(prometheus, began, ended, os.environ["PLOTS"])
             yield RecordedRun(prometheus, began, ended, load.codes)
         finally:
             prometheus.close()

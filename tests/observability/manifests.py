@@ -38,7 +38,7 @@ def service(name: str, replicas: int) -> dict[str, Any]:
             "gateway": {
                 "replicas": 1,
                 "tls": {"secretName": "demo-tls"},
-                "apiKeys": {"secretNames": ["demo-keys"]},
+                "apiKeys": {"secretNames": ["demo-api-keys"]},
                 "admission": {"maxInFlight": 12, "queueSize": 3, "queueTimeoutSeconds": 20},
                 "extraArgs": ["--breaker-failures=1"],
             },
@@ -74,7 +74,7 @@ def key_secret() -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": "demo-keys", "namespace": SPACE},
+        "metadata": {"name": "demo-api-keys", "namespace": SPACE},
         "stringData": {"keys.yaml": "\n".join(["keys:", *lines])},
     }
 

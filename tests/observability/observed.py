@@ -8,6 +8,7 @@ import json
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -109,6 +110,13 @@ class ObservedCluster:
         spec = json.dumps({"spec": {"suspend": wanted}})
         self.kubectl("patch", "infsvc", NAME, "--type", "merge", "-p", spec)
 
+    def roll_out(self) -> None:
+        """Change the engines' environment, so that all groups are replaced; wait until the rollout begins."""
+        env = [{"name": name, "value": "1"} for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")]
+        patch = json.dumps({"spec": {"engine": {"env": env}}})
+        self.kubectl("patch", "infsvc", NAME, "--type", "merge", "-p", patch)
+        eventually(lambda: not self.settled(), "the rollout has begun")
+
     def send_malformed_frames(self, pod: dict[str, Any]) -> None:
         """Send malformed frames to an engine, as a gateway of another version might."""
         data = self.kubectl.json("get", "secret", f"{NAME}-gateway-keys")["data"]
@@ -151,8 +159,10 @@ class Load:
     `codes` counts responses by HTTP status, and `connection_errors` counts requests without a response.
     """
 
-    def __init__(self, url: str, streams: int) -> None:
+    def __init__(self, url: str, streams: int, *, invalid: bool = True) -> None:
+        """Create the clients: `streams` chats at a time, and others, some of them with `invalid` requests."""
         self._url = url
+        self._invalid = invalid
         self._streams = streams
         self._stop = threading.Event()
         self.codes: dict[int, int] = {}
@@ -173,7 +183,9 @@ class Load:
             verify=False, timeout=150, trust_env=False, limits=limits, headers=key_header("batch")
         ) as http:
             chats = [self._repeat(http, self._chat, number) for number in range(self._streams)]
-            others = (self._structured, self._disconnect_early, self._send_invalid, self._send_burst)
+            others = [self._structured]
+            if self._invalid:
+                others += [self._disconnect_early, self._send_invalid, self._send_burst]
             await asyncio.gather(*chats, *(self._repeat(http, client, 0) for client in others))
 
     async def _repeat(self, http: httpx.AsyncClient, work: Callable[..., Any], number: int) -> None:
@@ -206,7 +218,8 @@ class Load:
         shape = {"type": "json_schema", "json_schema": {"name": "ship", "schema": schema}}
         messages = [{"role": "user", "content": "Name a ship."}]
         await self._post(http, "chat/completions", messages=messages, max_tokens=24, response_format=shape)
-        await self._post(http, "chat/completions", messages=messages, max_tokens=4, ebnf="root ::= (")
+        if self._invalid:
+            await self._post(http, "chat/completions", messages=messages, max_tokens=4, ebnf="root ::= (")
 
     async def _disconnect_early(self, http: httpx.AsyncClient, *_: int) -> None:
         body = {"model": NAME, "prompt": "Once", "max_tokens": 20, "ignore_eos": True, "stream": True}
@@ -239,6 +252,27 @@ LOAD_CONDITIONS = (
     "sum(mizzen_gateway_refused_requests_total) > 0",
 )
 """PromQL conditions that the load must have met before the first fault."""
+
+
+STEADY_SECONDS = 40.0
+
+
+def run_steady_load(observed: ObservedCluster) -> tuple[float, float]:
+    """Put the service under load, kill an engine, and roll out a change; return the start and the end.
+
+    The gateway answers nearly all requests, so plots of this run show a working service. Both are Unix times
+    in seconds.
+    """
+    began = time.time()
+    with Load(observed.url(), streams=5, invalid=False):
+        time.sleep(STEADY_SECONDS)
+        observed.rank(observed.pods("engine")[0]).kill()
+        time.sleep(STEADY_SECONDS)
+        eventually(lambda: observed.serving() == 2 and observed.settled(), "the lost engine is replaced")
+        observed.roll_out()
+        eventually(lambda: observed.serving() == 2 and observed.settled(), "the rollout is complete")
+        time.sleep(STEADY_SECONDS)
+    return began, time.time()
 
 
 def run_load_and_faults(observed: ObservedCluster, prometheus: Prometheus) -> Load:

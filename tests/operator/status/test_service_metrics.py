@@ -163,6 +163,15 @@ def test_failures_are_counted_by_the_cause_that_the_engine_gave() -> None:
     assert series.value("group_restarts_total") == 6
 
 
+def test_downloads_have_their_bytes_and_other_services_none() -> None:
+    series = Series()
+    body = {**status(), "model": {"fetchedBytes": 7, "totalBytes": 9}}
+    series.metrics.update(KEY, wanted=1, groups=(), status=body, now=NOW)
+    assert (series.value("model_fetched_bytes"), series.value("model_total_bytes")) == (7, 9)
+    series.reconcile(SERVING)
+    assert series.value("model_fetched_bytes") is None
+
+
 def test_every_termination_cause_of_the_engine_is_known_and_documented() -> None:
     """The operator shares no code with the engine, so this test compares contract, code and documentation."""
     assert set(json.loads(ENGINE_CAUSES.read_text())["kinds"]) == MESSAGE_PREFIXES
