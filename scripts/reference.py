@@ -211,7 +211,7 @@ OPERATOR_LABELS = {
     "condition": ("10", "condition types of an InferenceService", "condition type"),
     "kind": ("12", "kinds of objects that the operator manages", "kind of object"),
     "namespace": ("namespaces", "namespaces with services", "namespace of the InferenceService"),
-    "reason": ("reasons", "constants in the source", "reason of the failure"),
+    "reason": ("reasons", "constants in the source", "reason of the failure or of the decision"),
     "result": (
         "6",
         "constants in the source",
