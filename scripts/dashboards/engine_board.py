@@ -272,7 +272,7 @@ GPUS = Row(
         ),
         Panel(
             "GPU errors (Xid)",
-            "Number of the last Xid error of each GPU, from its driver; 0 if there was none.",
+            "Number of the last Xid error of each GPU, from its driver; 0 without an error.",
             "short", (Query(gpu("DCGM_FI_DEV_XID_ERRORS"), "{{pod}} GPU {{gpu}}"),), red=1,
         ),
     ),

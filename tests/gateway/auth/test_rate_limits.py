@@ -277,7 +277,7 @@ BEARER = {"Authorization": "Bearer secret"}
 
 
 async def count_admitted(client: openai.AsyncOpenAI, requests: int) -> int:
-    """Send requests one after the other, and return the number of those that the limits admit."""
+    """Send requests one after the other, and return the number of admitted requests."""
     admitted = 0
     for _ in range(requests):
         try:

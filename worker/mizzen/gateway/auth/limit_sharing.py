@@ -2,7 +2,7 @@
 
 Each of N processes holds 1/N of every limit. A process that runs short asks the others for what they do not
 use before it rejects a request. Amounts only move, so all processes together never exceed a limit, even if
-some of them cannot reach each other. When a process joins or leaves, the others divide the limits anew; one
+some of them cannot reach each other. When a process joins or leaves, the others divide the limits again; one
 that joins starts with empty buckets.
 """
 

@@ -141,7 +141,7 @@ class ParallelSlots:
         self.limit = limit
 
     def set_members(self, members: int, rank: int, others: Collection[str]) -> None:
-        """Divide the limit anew; slots lent to or borrowed from processes that are not in `others` end."""
+        """Divide the limit again; slots lent to or borrowed from processes that are not in `others` end."""
         self._members, self._rank = members, rank
         self.borrowed = {name: count for name, count in self.borrowed.items() if name in others}
         self._lent = {name: count for name, count in self._lent.items() if name in others}

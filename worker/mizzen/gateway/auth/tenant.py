@@ -205,7 +205,7 @@ class Tenant:
         self.running += 1
 
     async def _consume(self, bucket: TokenBucket | None, kind: LimitKind, amount: float) -> None:
-        """Consume an amount, part of which other processes may have lent.
+        """Consume an amount; other processes may lend a part.
 
         Raises:
             ApiError: 429 if it is not available.

@@ -25,7 +25,7 @@ class _Usage:
     prompt_tokens: int = 0
     output_tokens: int = 0
     recent: float = 0.0
-    """Requests, of which earlier ones count less: the number is halved at each review."""
+    """Number of requests; it is halved at each review, so that earlier requests count less."""
 
     def add(self, prompt_tokens: int, output_tokens: int) -> None:
         self.requests += 1
