@@ -10,12 +10,16 @@ from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from mizzen_operator.api import reasons
 from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.types import Autoscaling
 from mizzen_operator.autoscaling.policy import Sample, demand, recommend
 
 PREFIX = "mizzen_operator_autoscaler_"
 SERVICE_LABELS = ("namespace", "service")
+_REASONS = (reasons.ABOVE_MAXIMUM, reasons.BELOW_MINIMUM, reasons.IDLE, reasons.REQUESTS_WAIT)
+_METRIC_REASONS = (reasons.ABOVE_TARGET, reasons.BELOW_TARGET)
+"""Endings of the reasons that begin with the metric's name."""
 
 
 class ScalingMetrics:
@@ -60,7 +64,10 @@ class ScalingMetrics:
         """
         if sample is None:
             return
-        self._reasons.setdefault(key, set())
+        if key not in self._reasons:  # PromQL's `increase()` misses the first event of a new series
+            for reason in (*_REASONS, *(settings.metric + end for end in _METRIC_REASONS)):
+                self._decisions.labels(*key, reason)
+                self._reasons.setdefault(key, set()).add(reason)
         serving = len(sample.engines)
         saturation = demand(settings, sample) / (settings.target * serving) if serving else 0.0
         desired = recommend(settings, current, sample)
