@@ -16,7 +16,7 @@ from typing import Protocol
 import aiohttp
 import msgspec
 
-from mizzen.gateway.auth.limit_sharing import LOAN_PATH, Loan, LoanRequest, Peer
+from mizzen.gateway.auth.limit_sharing import LOAN_PATH, GatewayPeer, Loan, LoanRequest
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.engines.engine_pods import SERVICE_LABEL, SHARED_SELECTOR, EnginePod
 from mizzen.gateway.engines.kube_watch import ResourceWatch, watched_namespace
@@ -30,7 +30,7 @@ LOAN_SECONDS = 1.0
 class MembersObserver(Protocol):
     """Called when gateway processes have started or ended."""
 
-    def __call__(self, name: str, peers: Mapping[str, Peer], *, joins: bool) -> None:
+    def __call__(self, name: str, peers: Mapping[str, GatewayPeer], *, joins: bool) -> None:
         """Take the name of this process, the other processes by name, and whether other pods serve."""
         ...
 
@@ -110,7 +110,7 @@ class GatewayPeers:
     def _report(self, pods: Mapping[str, str]) -> None:
         """Report all other processes of all pods; `pods` maps pod names to the addresses of admin ports."""
         own = join_address(self._config.admin_host, self._config.admin_port)
-        peers: dict[str, Peer] = {}
+        peers: dict[str, GatewayPeer] = {}
         for pod, address in {**pods, self._pod: own}.items():
             for index in range(self._process.count):
                 if (pod, index) != (self._pod, self._process.index) and self._session is not None:

@@ -58,7 +58,7 @@ class Loan(msgspec.Struct, frozen=True):
     """Amount that the answering process keeps."""
 
 
-class Peer(Protocol):
+class GatewayPeer(Protocol):
     """Another gateway process."""
 
     async def ask(self, request: LoanRequest) -> Loan:
@@ -72,7 +72,7 @@ class Peer(Protocol):
 
 @dataclass(slots=True)
 class _PeerState:
-    peer: Peer
+    peer: GatewayPeer
     ask_again_at: float = 0.0
     unreported: set[str] = field(default_factory=set)
     """Names of keys whose given back slots the process does not know about yet."""
@@ -95,7 +95,7 @@ class LimitSharing:
         self._exhausted_until: dict[tuple[str, LimitKind], float] = {}
         self._locks: dict[tuple[str, LimitKind], asyncio.Lock] = {}
 
-    def set_members(self, name: str, peers: Mapping[str, Peer], *, joins: bool) -> None:
+    def set_members(self, name: str, peers: Mapping[str, GatewayPeer], *, joins: bool) -> None:
         """Divide the limits among this process and its peers.
 
         Args:
