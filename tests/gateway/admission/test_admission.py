@@ -132,9 +132,9 @@ async def test_tokens_of_all_sequences_are_reserved_together_or_not_at_all() -> 
         [queue_entry(the_tenant, 200) for _ in range(4)],
         [queue_entry(the_tenant, 200) for _ in range(4)],
     )
-    reserve_tokens(fitting)
+    await reserve_tokens(fitting)
     with pytest.raises(ApiError) as refused:
-        reserve_tokens(too_many)
+        await reserve_tokens(too_many)
     assert (refused.value.status, the_tenant.tokens.level) == (429, 200)
     assert not any(entry.reserved for entry in too_many)
     for entry in fitting[:2]:
@@ -157,7 +157,7 @@ async def test_reserved_tokens_of_an_unadmitted_entry_are_refunded() -> None:
     the_tenant = Tenant(Grant(name="a", digest=b"", tokens_per_minute=1000), clock=lambda: 0.0)
     assert the_tenant.tokens is not None
     unadmitted = queue_entry(the_tenant, 500, seconds=0.0)
-    reserve_tokens([unadmitted])
+    await reserve_tokens([unadmitted])
     admission = Admission(lambda: 0, max_in_flight=10, queue_size=10)
     with pytest.raises(ApiError):
         await admission.enter(unadmitted)
