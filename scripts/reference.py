@@ -24,7 +24,7 @@ from mizzen.commands.options import Setting, settings
 from mizzen.common.options import flag
 from mizzen.fetch.config import FetchConfig
 from mizzen.gateway.config import GatewayConfig
-from mizzen.gateway.openai.openapi_document import REQUESTS
+from mizzen.gateway.openai.openapi_document import REQUEST_PARTS, REQUESTS
 from mizzen.gateway.telemetry.metrics import LABELS as GATEWAY_LABELS
 from mizzen.gateway.telemetry.metrics import Metrics as GatewayMetrics
 from mizzen.server.config import EngineConfig
@@ -350,7 +350,7 @@ def openai_page() -> str:
     """Return the text of docs/openai.md: its handwritten part, then generated tables of request bodies."""
     written = (ROOT / "docs/openai.md").read_text(encoding="utf-8").partition(OPENAI_MARK)[0]
     lines = [written + OPENAI_MARK, "", "## Fields of requests", ""]
-    _, parts = msgspec.json.schema_components(REQUESTS, ref_template="#/{name}")
+    _, parts = msgspec.json.schema_components((*REQUESTS, *REQUEST_PARTS), ref_template="#/{name}")
     first = [kind.__name__ for kind in REQUESTS]
     for name in [*first, *sorted(set(parts) - set(first))]:
         text = parts[name].get("description", "").replace("\n", " ")

@@ -90,7 +90,6 @@ def test_field_of_a_wrong_type_is_named(http: httpx.Client, path: str) -> None:
             if response.status_code != 200:  # a NUL character is valid text, and null is often a default
                 is_error(response, 400, 404)
                 assert field in (response.json()["error"]["param"] or field)
-    is_error(http.post(path, json={**VALID[path], "no_such_field": 1}), 400)
 
 
 LONG = {

@@ -90,7 +90,7 @@ BAD: list[tuple[Any, str, str | None]] = [
     ),
     ({**CHAT, "tool_choice": "must"}, "it must be auto, none or required", "tool_choice"),
     ({**CHAT, "tool_choice": {"type": "x"}}, "it must be function or allowed_tools", "tool_choice.type"),
-    ({**CHAT, "tools": [{"type": "web_search"}]}, "it must be function", "tools[0].type"),
+    ({**CHAT, "tools": [{"type": "custom"}]}, "only function tools", "tools[0].type"),
     ({**CHAT, "messages": [{"role": 3, "content": "x"}]}, "role", "messages[0].role"),
     ({**CHAT, "messages": [{"content": "x"}]}, "role is required", "messages[0].role"),
     (
@@ -123,7 +123,6 @@ BAD: list[tuple[Any, str, str | None]] = [
     ({**CHAT, "max_tokens": 1.5}, "max_tokens: expected", "max_tokens"),
     ({**CHAT, "n": 129.0}, "at most 128", "n"),
     ({**CHAT, "seed": 1e300}, "64-bit", "seed"),
-    ({**CHAT, "x" * 60_000: 1}, "is not a supported field", None),
     ({**CHAT, "tool_choice": "x" * 60_000}, "it must be auto, none or required", "tool_choice"),
     ({**CHAT, "max_tokens": True}, "max_tokens: expected", "max_tokens"),
     ({**CHAT, "max_tokens": 1, "max_completion_tokens": 2}, "differ", "max_completion_tokens"),
@@ -134,7 +133,6 @@ BAD: list[tuple[Any, str, str | None]] = [
     ({**CHAT, "stop_token_ids": [-1]}, "stop_token_ids", "stop_token_ids[0]"),
     ({**CHAT, "stream": "yes"}, "stream: expected `bool", "stream"),
     ({**CHAT, "stream_options": {"include_usage": True}}, "stream_options", "stream_options"),
-    ({**CHAT, "stream": True, "stream_options": {"x": 1}}, "stream_options.x", "stream_options.x"),
     ({**CHAT, "n": 0}, "n must be at least 1", "n"),
     ({**CHAT, "n": 129}, "n must be at most 128", "n"),
     ({**CHAT, "n": True}, "n: expected `int", "n"),
@@ -162,7 +160,7 @@ BAD: list[tuple[Any, str, str | None]] = [
     ({**CHAT, "guided_choice": []}, "non-empty", "guided_choice"),
     ({**CHAT, "structured_outputs": {"regex": ""}}, "is empty", "structured_outputs.regex"),
     ({**CHAT, "audio": {"voice": "x"}}, "audio is not supported", "audio"),
-    ({**CHAT, "store": True}, "store is not supported", "store"),
+    ({**CHAT, "store": "yes"}, "store: expected `bool", "store"),
     ({**CHAT, "functions": [{"name": "f"}]}, "functions is not supported", "functions"),
     (
         {**CHAT, "continue_final_message": True, "add_generation_prompt": True},
@@ -174,7 +172,6 @@ BAD: list[tuple[Any, str, str | None]] = [
         "not a template variable",
         "chat_template_kwargs.messages",
     ),
-    ({**CHAT, "made_up": 1}, "made_up is not a supported field", "made_up"),
     ({**CHAT, "max_tokens": 5000}, "context length is 2048", "messages"),
     (
         {"model": "demo", "messages": [{"role": "user", "content": "x\u00e9" * 3000}]},
@@ -268,7 +265,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [1.5]}, "list of either", "prompt"),
     ({"prompt": [2.0**31]}, "token id", "prompt"),
     ({"max_tokens": 3000}, "context length is 2048", "prompt"),
-    ({"messages": USER}, "messages is not a supported field", "messages"),
+    ({"messages": USER}, "messages is not supported: use /v1/chat", "messages"),
 ]
 
 

@@ -18,11 +18,10 @@ from mizzen.gateway.auth.api_keys import Grant
 from mizzen.gateway.auth.authentication import TENANT_KEY
 from mizzen.gateway.auth.tenant import Tenant
 from mizzen.gateway.errors import ApiError
-from mizzen.gateway.openai import embeddings, parse, score, tokenize
+from mizzen.gateway.fields.decoder import BodyDecoder
 from mizzen.gateway.openai.parse import RequestParser, parse_token_ids
 from mizzen.gateway.requests.body_reader import PIECE_ITEMS, SMALL_BYTES, BodyReader, check_containers
 from mizzen.gateway.requests.engine_request import prompt_array
-from mizzen.gateway.responses import parse as responses
 
 VALUES = st.recursive(
     st.none() | st.text('[{"\\a', max_size=6),
@@ -30,14 +29,14 @@ VALUES = st.recursive(
     max_leaves=12,
 )
 LONG = "x [1, 2] { " * (SMALL_BYTES // 10)
-BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "/v1/completions": (parse, {"prompt": [1] * SMALL_BYTES}),
-    "/v1/chat/completions": (parse, {"messages": [{"role": "user", "content": LONG}]}),
-    "/v1/responses": (responses, {"input": LONG}),
-    "/v1/embeddings": (embeddings, {"input": [[1] * SMALL_BYTES]}),
-    "/v1/score": (score, {"query": [1] * SMALL_BYTES, "items": [[1]], "label_token_ids": [1]}),
-    "/tokenize": (tokenize, {"prompt": LONG}),
-    "/detokenize": (tokenize, {"tokens": [1] * SMALL_BYTES}),
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": [1] * SMALL_BYTES},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}]},
+    "/v1/responses": {"input": LONG},
+    "/v1/embeddings": {"input": [[1] * SMALL_BYTES]},
+    "/v1/score": {"query": [1] * SMALL_BYTES, "items": [[1]], "label_token_ids": [1]},
+    "/tokenize": {"prompt": LONG},
+    "/detokenize": {"tokens": [1] * SMALL_BYTES},
 }
 SMALL: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": [1], "max_tokens": 1},
@@ -165,15 +164,15 @@ async def test_unparsable_body_does_not_block_others() -> None:
 async def test_every_endpoint_parses_large_bodies_off_the_loop(
     live: Any, scripted: Any, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    module, fields = BODIES[path]
+    fields = BODIES[path]
     threads: list[int] = []
-    decode_body = module.decode_body
+    decode = BodyDecoder.decode
 
-    def seen(decoder: Any, body: bytes) -> Any:
+    def seen(decoder: BodyDecoder[Any], body: bytes) -> Any:
         threads.append(threading.get_ident())
-        return decode_body(decoder, body)
+        return decode(decoder, body)
 
-    monkeypatch.setattr(module, "decode_body", seen)
+    monkeypatch.setattr(BodyDecoder, "decode", seen)
     gateway = await live(scripted())
     async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
         answer = await client.post(path, json={"model": "demo", **fields})

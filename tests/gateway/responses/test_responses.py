@@ -302,19 +302,14 @@ def nested(levels: int) -> Any:
 
 SCHEMA = "text.format.schema"
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"store": True}, "store"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"conversation": {}}, "conversation"),
     ({"previous_response_id": ""}, "previous_response_id"),
     ({"background": True}, "background"),
-    ({"truncation": "auto"}, "truncation"),
-    ({"max_tool_calls": 1}, "max_tool_calls"),
     ({"prompt": {"id": "p"}}, "prompt"),
     ({"include": ["message.output_text.logprobs"]}, "include[0]"),
     ({"top_logprobs": 3}, "top_logprobs"),
-    ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
-    ({"text": {"verbosity": "high"}}, "text.verbosity"),
     ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
@@ -324,7 +319,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"max_output_tokens": 100_000}, "input"),
     ({"temperature": 3}, "temperature"),
-    ({"unknown": 1}, "unknown"),
     ({"messages": []}, "messages"),
     ({"input": []}, "input"),
     ({"input": 5}, "input"),
@@ -333,13 +327,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (input_of(type="web_search_call"), "input[0].type"),
     (input_of(role="tool", content="x"), "input[0].role"),
     (input_of(role="user"), "input[0].content"),
-    (input_of(role="user", content="x", extra=1), "input[0].extra"),
     (input_of(role="user", content=[{"type": "input_image", "image_url": "x"}]), "input[0].content[0].type"),
     (input_of(role="user", content=[{"type": "input_text"}]), "input[0].content[0].text"),
     (input_of(type="function_call", call_id="c", name="f"), "input[0].arguments"),
     (input_of(type="function_call_output", call_id="c", output="x"), "input[0].call_id"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-    ({"tools": [WEATHER, {"server_url": "x", "type": "mcp"}]}, "tools[1].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"tools": ["weather"]}, "tools[0]"),
     ({"tools": [{"type": "custom", "name": "f"}]}, "tools[0].type"),
@@ -349,7 +340,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{**WEATHER, "parameters": {"default": nested(200)}}]}, "tools[0].parameters"),
     ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"a": nested(200)}}}}, SCHEMA),
     ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"title": "b" * 600_000}}}}, SCHEMA),
-    (input_of(role="user", content=nested(700)), "input[0]"),
+    (input_of(role="user", content=nested(700)), "input[0].content[0]"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
     ({"tools": TOOLS, "tool_choice": {"type": "file_search"}}, "tool_choice.type"),
@@ -368,9 +359,8 @@ async def test_unsupported_fields_are_named(live: Any, model: Model) -> None:
             assert (error["type"], error["param"]) == ("invalid_request_error", param), (body, error)
             for name in set(RENAMED_FIELDS) - set(body):  # fields of chat requests only
                 assert not error["message"].startswith(name), error
-        for name in ("previous_response_id", "store"):
-            sent = {"model": "demo", "input": "Hi", name: "x" if name != "store" else True}
-            error = (await http.post(f"{gateway.url}/v1/responses", json=sent)).json()["error"]
-            assert "in input" in error["message"]
+        sent = {"model": "demo", "input": "Hi", "previous_response_id": "x"}
+        error = (await http.post(f"{gateway.url}/v1/responses", json=sent)).json()["error"]
+        assert "in input" in error["message"]
         unknown = await http.post(f"{gateway.url}/v1/responses", json={"model": "other", "input": "Hi"})
         assert unknown.status_code == 404

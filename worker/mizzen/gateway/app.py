@@ -65,17 +65,22 @@ def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI
     )
     app.add_middleware(HealthEndpoint, gateway=gateway)
     add_error_handlers(app)
-    add_generation_endpoints(app, gateway, RequestParser(family_options(gateway.config)))
+    add_generation_endpoints(app, gateway, new_parser(gateway.config))
     add_vector_endpoints(app, gateway)
     add_token_endpoints(app, gateway, family_options(gateway.config))
     add_model_endpoints(app, gateway)
-    install_openapi(app)
+    install_openapi(app, strict_fields=gateway.config.strict_fields)
     return app
 
 
 def family_options(config: GatewayConfig) -> FamilyOptions:
     """Return the options that choose the formats of tool calls and reasoning."""
     return FamilyOptions(tools=config.tool_parser, reasoning=config.reasoning_parser)
+
+
+def new_parser(config: GatewayConfig) -> RequestParser:
+    """Return the parser of chat and completion requests."""
+    return RequestParser(family_options(config), strict_fields=config.strict_fields)
 
 
 def add_model_endpoints(app: FastAPI, gateway: Gateway) -> None:
@@ -103,7 +108,7 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
     """Return the ASGI application of the admin port: health, metrics and admin API."""
     app = FastAPI(title="Mizzen gateway administration", version=__version__)
     add_error_handlers(app)
-    parser = RequestParser(family_options(gateway.config))
+    parser = new_parser(gateway.config)
 
     @app.get("/healthz")
     async def healthz() -> Response:

@@ -57,6 +57,9 @@ class GatewayConfig:
     route_header: bool = option(
         True, "Send x-mizzen-route, which tells clients which engine answered, and why"
     )
+    strict_fields: bool = option(
+        False, "Refuse unknown fields, fields that only advise, and hosted tools, instead of ignoring them"
+    )
     cors_origin: tuple[str, ...] = option((), "Origin of web pages that may call the API (CORS); repeatable")
     tls_cert: str | None = option(
         None, "Certificate chain of the OpenAI API (PEM); read again when it changes"

@@ -16,6 +16,7 @@ EXPOSED_HEADERS = (
     "retry-after",
     "x-request-id",
     "x-mizzen-route",
+    "x-mizzen-ignored",
     *(
         f"x-ratelimit-{kind}-{unit}"
         for kind in ("limit", "remaining", "reset")

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mizzen.gateway.errors import ApiError
+from mizzen.gateway.fields.ignored import IGNORED_HEADER, ignored_header
 from mizzen.gateway.http.connection import WRITER_KEY, ConnectionWriter
 from mizzen.gateway.http.deadlines import RequestDeadline
 from mizzen.gateway.http.request_bodies import ClientGone, RequestBody
@@ -93,6 +94,9 @@ class ApiCall(Response):
     async def _start_response(
         self, status: int, headers: list[tuple[bytes, bytes]], length: int | None = None
     ) -> None:
+        ignored = get_record(self._scope).ignored_fields
+        if ignored:
+            headers = [*headers, (IGNORED_HEADER, ignored_header(ignored))]
         if length is not None:
             headers = [*headers, (b"content-length", str(length).encode())]
         self._started = True

@@ -12,20 +12,22 @@ from starlette.types import Scope
 
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.gateway.errors import invalid
+from mizzen.gateway.fields.decoder import BodyDecoder
+from mizzen.gateway.fields.rules import REFUSED, UNUSED, Rules, refuse
 from mizzen.gateway.openai.parse import parse_prompts
 from mizzen.gateway.openai.response_bodies import InputUsage
 from mizzen.gateway.openai.schemas import PROMPTS, Count, Priority, doc
-from mizzen.gateway.requests.decode_body import decode_body, reject_unsupported
 from mizzen.gateway.requests.fan_out import count_placement, new_routed_requests, run_each
 from mizzen.gateway.requests.generation_request import GenerationRequest, Prompt
 from mizzen.gateway.requests.routed_request import RoutedRequest
 from mizzen.gateway.routing.dispatcher import EmbeddingResult
+from mizzen.gateway.telemetry.request_record import get_record
 
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
 
 MAX_INPUTS = 2048
-NOOP_VALUES: dict[str, tuple[Any, ...]] = {"truncate_prompt_tokens": ()}
+RULES: Rules = {"user": UNUSED, "truncate_prompt_tokens": REFUSED, "messages": refuse(reason="use input")}
 
 
 class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -88,7 +90,7 @@ class EmbeddingsHandler:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._decoder = msgspec.json.Decoder(EmbeddingRequest)
+        self._decoder = BodyDecoder(EmbeddingRequest, RULES, strict=gateway.config.strict_fields)
 
     async def __call__(self, body: bytes, scope: Scope) -> EmbeddingResponse:
         """Return an embedding for each input in a request body.
@@ -97,6 +99,7 @@ class EmbeddingsHandler:
             ApiError: the request is invalid, or no engine could serve it.
         """
         request, generations = await self._gateway.body_reader.parse_body(body, self._parse, scope)
+        get_record(scope).ignored_fields = generations[0].ignored_fields
         normalize = request.normalize is not False
         results = await embed_prompts(self._gateway, scope, generations, request.pooling, normalize)
         size = len(results[0].vector)
@@ -113,21 +116,23 @@ class EmbeddingsHandler:
         return EmbeddingResponse(items, request.model, InputUsage(tokens, tokens))
 
     def _parse(self, body: bytes) -> tuple[EmbeddingRequest, list[GenerationRequest]]:
-        request = decode_body(self._decoder, body)
-        reject_unsupported(request, NOOP_VALUES)
+        request, ignored = self._decoder.decode(body)
         prompts = parse_prompts(request.input, "input")
         if len(prompts) > MAX_INPUTS:
             text = f"input holds {len(prompts)} texts; at most {MAX_INPUTS} are allowed"
             raise invalid(text, "input", "out_of_range")
-        return request, [embedding_generation(request, prompt) for prompt in prompts]
+        return request, [embedding_generation(request, prompt, ignored) for prompt in prompts]
 
 
-def embedding_generation(request: EmbeddingRequest, prompt: Prompt) -> GenerationRequest:
-    """Return the `GenerationRequest` that computes the embedding of one input."""
+def embedding_generation(
+    request: EmbeddingRequest, prompt: Prompt, ignored: tuple[str, ...]
+) -> GenerationRequest:
+    """Return the `GenerationRequest` for one input; `ignored` lists the body's ignored fields."""
     return GenerationRequest(
         model=request.model,
         prompt=prompt,
         prompt_field="input",
+        ignored_fields=ignored,
         priority=request.priority,
         add_special_tokens=request.add_special_tokens is not False,
         sampling=SamplingParams(temperature=0.0, max_tokens=1),

@@ -51,7 +51,7 @@ def add_generation_endpoints(app: FastAPI, gateway: Gateway, parser: RequestPars
         """Continue text or token ids, streamed or in one response."""
         return GenerationExchange(gateway, parser.parse_completion, CompletionWriter)
 
-    responses_parser = ResponsesParser(parser.chat_generation)
+    responses_parser = ResponsesParser(parser.chat_generation, strict_fields=parser.strict_fields)
 
     @app.post(
         "/v1/responses", openapi_extra=describe_operation(ResponsesRequest, ResponsesResponse, stream=True)

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from mizzen.gateway.errors import ApiError, invalid
+from mizzen.gateway.errors import invalid
+from mizzen.gateway.fields.rules import unsupported_field
 from mizzen.gateway.tools.tool_schemas import CalledFunction, ToolCall
 
 UNSUPPORTED_PARTS = ("image_url", "input_audio", "file", "audio_url", "video_url")
@@ -144,8 +145,3 @@ def template_call(call: ToolCall) -> dict[str, Any]:
         "function": {"name": call.function.name, "arguments": call.function.arguments},
     }
     return entry if call.id is None else {"id": call.id, **entry}
-
-
-def unsupported_field(name: str) -> ApiError:
-    """Return a 400 error for a known field that is not supported."""
-    return invalid(f"{name} is not supported (leave it out)", name, "unsupported_parameter")

@@ -21,13 +21,15 @@ from mizzen.gateway.openai.tokenize import (
     TokenizeResponse,
 )
 from mizzen.gateway.responses.response_bodies import DeletedResponse, ResponsesResponse
-from mizzen.gateway.responses.schemas import ResponsesRequest
+from mizzen.gateway.responses.schemas import NamespaceTool, ResponsesRequest, ResponseTool
 
 REQUESTS: tuple[type, ...] = (
     ChatRequest, CompletionRequest, ResponsesRequest, EmbeddingRequest, ScoreRequest, TokenizeRequest,
     DetokenizeRequest,
 )  # fmt: skip
 """Types of all request bodies, in the order in which docs/openai.md describes them."""
+REQUEST_PARTS: tuple[type, ...] = (ResponseTool, NamespaceTool)
+"""Types of objects in request bodies that are decoded separately, so that no other type contains them."""
 RESPONSES: tuple[type, ...] = (
     ChatResponse, CompletionResponse, ResponsesResponse, EmbeddingResponse, PairsResponse, LabelsResponse,
     DeletedResponse, TokenizeResponse, DetokenizeResponse, Model, ModelList,
@@ -121,8 +123,11 @@ def schema_reference(kind: type) -> dict[str, str]:
     return {"$ref": REF_TEMPLATE.format(name=kind.__name__)}
 
 
-def install_openapi(app: FastAPI) -> None:
-    """Add the schemas of all bodies to an application's OpenAPI document; drop FastAPI's 422 responses."""
+def install_openapi(app: FastAPI, *, strict_fields: bool) -> None:
+    """Add the schemas of all bodies to an application's OpenAPI document; drop FastAPI's 422 responses.
+
+    With `strict_fields`, the schemas of requests forbid unknown fields.
+    """
     build_document = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -132,8 +137,11 @@ def install_openapi(app: FastAPI) -> None:
         for path in document["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)  # FastAPI's own; never sent
-        bodies = (*REQUESTS, *RESPONSES, ErrorBody)
+        bodies = (*REQUESTS, *REQUEST_PARTS, *RESPONSES, ErrorBody)
         _, schemas = msgspec.json.schema_components(bodies, ref_template=REF_TEMPLATE)
+        for schema in schemas.values():
+            if not strict_fields and schema.get("additionalProperties") is False:
+                del schema["additionalProperties"]
         document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
         app.openapi_schema = document
         return document

@@ -11,15 +11,19 @@ from typing import Any, Protocol
 import msgspec
 
 from mizzen.gateway.errors import invalid
+from mizzen.gateway.fields.decoder import BodyDecoder
+from mizzen.gateway.fields.ignored import collect_paths
+from mizzen.gateway.openai.field_rules import CHAT_RULES, COMPLETION_RULES
 from mizzen.gateway.openai.messages import template_messages
 from mizzen.gateway.openai.output_form import FamilyOptions, chat_output_form
 from mizzen.gateway.openai.sampling_fields import sampling_params
 from mizzen.gateway.openai.schemas import ChatRequest, CommonFields, CompletionRequest, StreamOptions
 from mizzen.gateway.openai.structured_output import request_grammar
 from mizzen.gateway.requests.body_reader import split_pieces
-from mizzen.gateway.requests.decode_body import decode_body, reject_unsupported, to_integer
+from mizzen.gateway.requests.decode_body import to_integer
 from mizzen.gateway.requests.generation_request import MAX_SEQUENCES, GenerationRequest, Prompt
 from mizzen.gateway.routing.session import bound_session
+from mizzen.gateway.tools.tool_choice import find_hosted_tools
 
 DEFAULT_COMPLETION_TOKENS = 16
 DEFAULT_FAMILIES = FamilyOptions()
@@ -31,41 +35,21 @@ RESERVED_TEMPLATE_KWARGS = (
     "continue_final_message",
 )
 
-NOOP_VALUES: dict[str, tuple[Any, ...]] = {
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "logits_processors": ([],),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-}
-"""Unsupported fields, each with the values (besides null) that are accepted because they change nothing."""
-CHAT_NOOP_VALUES = {
-    **NOOP_VALUES,
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-    "moderation": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": ("in_memory",),
-    "echo": (False,),
-}
-COMPLETION_NOOP_VALUES = {**NOOP_VALUES, "suffix": ("",)}
-
 
 class RequestParser:
     """Parser of chat and completion bodies."""
 
-    def __init__(self, families: FamilyOptions = DEFAULT_FAMILIES) -> None:
-        """Set the tool and reasoning families; names other than "auto" turn off detection by template."""
+    def __init__(self, families: FamilyOptions = DEFAULT_FAMILIES, *, strict_fields: bool = False) -> None:
+        """Create a parser.
+
+        Args:
+            families: The tool and reasoning families; names other than "auto" turn off detection by template.
+            strict_fields: True to reject unknown fields, and fields that only advise.
+        """
         self._families = families
-        self._chat = msgspec.json.Decoder(ChatRequest)
-        self._completion = msgspec.json.Decoder(CompletionRequest)
+        self.strict_fields = strict_fields
+        self._chat = BodyDecoder(ChatRequest, CHAT_RULES, strict=strict_fields)
+        self._completion = BodyDecoder(CompletionRequest, COMPLETION_RULES, strict=strict_fields)
 
     def parse_chat(self, body: bytes) -> GenerationRequest:
         """Parse the body of a chat request.
@@ -73,21 +57,21 @@ class RequestParser:
         Raises:
             ApiError: 400 if a field is invalid or not supported; the error names it.
         """
-        return self.chat_generation(decode_body(self._chat, body))
+        return self.chat_generation(*self._chat.decode(body))
 
-    def chat_generation(self, request: ChatRequest) -> GenerationRequest:
-        """Convert a decoded chat request to a `GenerationRequest`.
+    def chat_generation(self, request: ChatRequest, ignored: tuple[str, ...] = ()) -> GenerationRequest:
+        """Convert a decoded chat request to a `GenerationRequest`; `ignored` lists the body's ignored fields.
 
         Raises:
             ApiError: 400 if a field is invalid or not supported; the error names it.
         """
-        reject_unsupported(request, CHAT_NOOP_VALUES)
         if request.max_tokens is not None and request.max_completion_tokens not in (None, request.max_tokens):
             raise invalid(
                 "max_tokens and max_completion_tokens differ; set only one of them", "max_completion_tokens"
             )
         if request.top_logprobs and not request.logprobs:
             raise invalid("top_logprobs needs logprobs: true", "top_logprobs")
+        hosted = find_hosted_tools(request.tools or (), strict=self.strict_fields)
         opens = opens_assistant_turn(request)
         max_tokens = (
             request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
@@ -95,6 +79,7 @@ class RequestParser:
         field, grammar = request_grammar(request) or ("tools", None)
         return GenerationRequest(
             **common_fields(request),
+            ignored_fields=collect_paths(ignored, hosted),
             messages=tuple(template_messages(request.messages)),
             template_arguments=template_arguments(request),
             add_generation_prompt=opens,
@@ -120,7 +105,7 @@ class RequestParser:
             ApiError: 400 if a field is invalid or not supported; the error names it.
         """
         try:
-            fields = msgspec.json.decode(body, type=dict[str, Any])
+            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             text = f"the body must be a chat or completion request: {error}"
             raise invalid(text, code="invalid_json") from None
@@ -132,8 +117,7 @@ class RequestParser:
         Raises:
             ApiError: 400 if a field is invalid or not supported; the error names it.
         """
-        request = decode_body(self._completion, body)
-        reject_unsupported(request, COMPLETION_NOOP_VALUES)
+        request, ignored = self._completion.decode(body)
         prompts = parse_prompts(request.prompt)
         n = request.n or 1
         best_of = request.best_of or n
@@ -157,6 +141,7 @@ class RequestParser:
         field, grammar = request_grammar(request) or ("", None)
         return GenerationRequest(
             **common_fields(request),
+            ignored_fields=collect_paths(ignored),
             grammar_field=field,
             prompt=prompts[0],
             prompts=prompts,

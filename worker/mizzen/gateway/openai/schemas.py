@@ -21,6 +21,8 @@ def doc(text: str) -> Meta:
 
 
 NOT_SUPPORTED = "Not supported."
+NOT_USED = "Accepted, not used."
+ADVICE = "Ignored: it only advises."
 
 MAX_INT32 = 2**31 - 1
 
@@ -180,9 +182,9 @@ class CommonFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     regex: Annotated[str | None, doc("Regular expression for the whole answer, as in SGLang.")] = None
     ebnf: Annotated[str | None, doc("EBNF grammar (GBNF syntax), as in SGLang.")] = None
     user: Annotated[str | None, doc("Requests of the same user prefer the same engine.")] = None
-    metadata: Annotated[dict[str, str] | None, doc("Accepted, not used.")] = None
-    service_tier: Annotated[Any, doc("Only `auto` and `default`.")] = None
-    store: Annotated[Any, doc("Only `false`: nothing is stored.")] = None
+    metadata: Annotated[dict[str, str] | None, doc(NOT_USED)] = None
+    service_tier: Annotated[str | None, doc(ADVICE)] = None
+    store: Annotated[bool | None, doc("Ignored: nothing is stored.")] = None
     logits_processors: Annotated[Any, doc(NOT_SUPPORTED)] = None
     truncate_prompt_tokens: Annotated[Any, doc(NOT_SUPPORTED)] = None
     use_beam_search: Annotated[Any, doc("Only `false`.")] = None
@@ -229,18 +231,18 @@ class ChatRequest(CommonFields, forbid_unknown_fields=True, kw_only=True):
     reasoning_effort: Annotated[
         str | None, doc("Passed to the chat template; `none` also sets `enable_thinking: false`.")
     ] = None
-    safety_identifier: Annotated[str | None, doc("Accepted, not used.")] = None
+    safety_identifier: Annotated[str | None, doc(NOT_USED)] = None
     prompt_cache_key: Annotated[str | None, doc("Requests with the same key prefer the same engine.")] = None
     functions: Annotated[Any, doc("Not supported; use `tools`.")] = None
     function_call: Annotated[Any, doc("Only `none` and `auto`; use `tool_choice`.")] = None
     modalities: Annotated[Any, doc('Only `["text"]`.')] = None
     audio: Annotated[Any, doc(NOT_SUPPORTED)] = None
-    prediction: Annotated[Any, doc(NOT_SUPPORTED)] = None
-    verbosity: Annotated[Any, doc("Only `medium`.")] = None
+    prediction: Annotated[dict[str, Any] | None, doc(ADVICE)] = None
+    verbosity: Annotated[str | None, doc(ADVICE)] = None
     web_search_options: Annotated[Any, doc(NOT_SUPPORTED)] = None
     moderation: Annotated[Any, doc(NOT_SUPPORTED)] = None
-    prompt_cache_options: Annotated[Any, doc(NOT_SUPPORTED)] = None
-    prompt_cache_retention: Annotated[Any, doc("Only `in_memory`.")] = None
+    prompt_cache_options: Annotated[dict[str, Any] | None, doc(ADVICE)] = None
+    prompt_cache_retention: Annotated[str | None, doc(ADVICE)] = None
 
 
 class CompletionRequest(CommonFields, forbid_unknown_fields=True, kw_only=True):

@@ -15,21 +15,24 @@ from starlette.types import Scope
 
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.gateway.errors import ApiError, invalid, unavailable
+from mizzen.gateway.fields.decoder import BodyDecoder
+from mizzen.gateway.fields.rules import UNUSED, Rules
 from mizzen.gateway.openai.embeddings import embed_prompts
 from mizzen.gateway.openai.parse import parse_prompts
 from mizzen.gateway.openai.response_bodies import InputUsage
 from mizzen.gateway.openai.schemas import PROMPTS, Priority, TokenId, doc
-from mizzen.gateway.requests.decode_body import decode_body
 from mizzen.gateway.requests.fan_out import count_placement, new_routed_requests, run_each
 from mizzen.gateway.requests.generation_request import MAX_SEQUENCES, GenerationRequest, Prompt
 from mizzen.gateway.requests.routed_request import RoutedRequest
 from mizzen.gateway.routing.dispatcher import Dispatcher
+from mizzen.gateway.telemetry.request_record import get_record
 from mizzen.wire.client.stream import EngineRefused, StreamLost
 
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
 
 MAX_LABELS = 256
+RULES: Rules = {"user": UNUSED}
 MAX_JOINED_LENGTH = 16 * 1024 * 1024
 """Maximum product of the query's length, in characters or tokens, and the number of items."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
@@ -108,7 +111,7 @@ class ScoreHandler:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._decoder = msgspec.json.Decoder(ScoreRequest)
+        self._decoder = BodyDecoder(ScoreRequest, RULES, strict=gateway.config.strict_fields)
 
     async def __call__(self, body: bytes, scope: Scope) -> PairsResponse | LabelsResponse:
         """Return the scores of the text pairs or items in a request body.
@@ -116,19 +119,20 @@ class ScoreHandler:
         Raises:
             ApiError: the request is invalid, or no engine could serve it.
         """
-        request, generations = await self._gateway.body_reader.parse_body(body, self._parse, scope)
+        parsed = await self._gateway.body_reader.parse_body(body, self._parse, scope)
+        request, generations, get_record(scope).ignored_fields = parsed
         if request.items is not None:
             return await self._score_labels(request, generations, scope)
         return await self._score_pairs(request, generations, scope)
 
-    def _parse(self, body: bytes) -> tuple[ScoreRequest, list[GenerationRequest]]:
-        """Return the decoded body, and a `GenerationRequest` for each prompt.
+    def _parse(self, body: bytes) -> tuple[ScoreRequest, list[GenerationRequest], tuple[str, ...]]:
+        """Return the decoded body, a `GenerationRequest` for each prompt, and the paths of ignored fields.
 
         Raises:
             ApiError: 400 if a field is invalid or missing, or the two forms are mixed; the error names the
                 field.
         """
-        request = decode_body(self._decoder, body)
+        request, ignored = self._decoder.decode(body)
         pairs, labels = ("text_1", "text_2"), ("query", "items", "label_token_ids")
         given_fields = [name for name in pairs + labels if getattr(request, name) is not None]
         expected = labels if given_fields and given_fields[0] in labels else pairs
@@ -146,7 +150,8 @@ class ScoreHandler:
                 raise invalid(
                     f"{name} cannot be combined with {expected[0]}: use only one of the two forms", name
                 )
-        return request, pair_generations(request) if expected is pairs else label_generations(request)
+        generations = pair_generations(request) if expected is pairs else label_generations(request)
+        return request, generations, ignored
 
     async def _score_pairs(
         self, request: ScoreRequest, generations: list[GenerationRequest], scope: Scope

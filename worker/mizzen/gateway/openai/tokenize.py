@@ -12,17 +12,19 @@ from starlette.types import Scope
 
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.gateway.errors import invalid, unavailable
+from mizzen.gateway.fields.decoder import BodyDecoder
+from mizzen.gateway.fields.ignored import collect_paths
 from mizzen.gateway.openai.messages import Message, template_messages
 from mizzen.gateway.openai.output_form import ChatOutputForm, FamilyOptions
 from mizzen.gateway.openai.parse import check_template_kwargs, opens_assistant_turn
 from mizzen.gateway.openai.schemas import TokenId, doc
-from mizzen.gateway.requests.decode_body import decode_body
 from mizzen.gateway.requests.engine_request import tokenize_prompt
 from mizzen.gateway.requests.fan_out import map_concurrently
 from mizzen.gateway.requests.generation_request import MAX_SEQUENCES, GenerationRequest
 from mizzen.gateway.services import Service
+from mizzen.gateway.telemetry.request_record import get_record
 from mizzen.gateway.text.model import TextModel
-from mizzen.gateway.tools.tool_choice import parse_tools
+from mizzen.gateway.tools.tool_choice import find_hosted_tools, parse_tools
 from mizzen.gateway.tools.tool_schemas import Tool
 
 if TYPE_CHECKING:
@@ -88,8 +90,9 @@ class TokenizeHandler:
     def __init__(self, gateway: Gateway, families: FamilyOptions) -> None:
         self._gateway = gateway
         self._families = families
-        self._tokenize = msgspec.json.Decoder(TokenizeRequest)
-        self._detokenize = msgspec.json.Decoder(DetokenizeRequest)
+        strict = gateway.config.strict_fields
+        self._tokenize = BodyDecoder(TokenizeRequest, strict=strict)
+        self._detokenize = BodyDecoder(DetokenizeRequest, strict=strict)
 
     async def tokenize(self, body: bytes, scope: Scope) -> TokenizeResponse:
         """Return the token ids of text or of a conversation.
@@ -97,7 +100,8 @@ class TokenizeHandler:
         Raises:
             ApiError: the request is invalid, or no engine has announced the model's tokenizer.
         """
-        request, requests = await self._gateway.body_reader.parse_body(body, self._parse_tokenize, scope)
+        parsed = await self._gateway.body_reader.parse_body(body, self._parse_tokenize, scope)
+        request, requests, get_record(scope).ignored_fields = parsed
         service, text = self._find_model(request.model, scope)
 
         async def tokenize_one(generation: GenerationRequest) -> list[int]:
@@ -120,19 +124,22 @@ class TokenizeHandler:
         Raises:
             ApiError: the request is invalid, or no engine has announced the model's tokenizer.
         """
-        request = await self._gateway.body_reader.parse_body(
-            body, partial(decode_body, self._detokenize), scope
+        request, get_record(scope).ignored_fields = await self._gateway.body_reader.parse_body(
+            body, self._detokenize.decode, scope
         )
         _, text = self._find_model(request.model, scope)
         decode = partial(text.tokenizer.decode, request.tokens, bool(request.skip_special_tokens))
         decoded = await asyncio.to_thread(decode) if len(request.tokens) > OFF_LOOP_TOKENS else decode()
         return DetokenizeResponse(decoded, decoded)
 
-    def _parse_tokenize(self, body: bytes) -> tuple[TokenizeRequest, list[GenerationRequest]]:
-        request = decode_body(self._tokenize, body)
+    def _parse_tokenize(
+        self, body: bytes
+    ) -> tuple[TokenizeRequest, list[GenerationRequest], tuple[str, ...]]:
+        request, ignored = self._tokenize.decode(body)
+        hosted = find_hosted_tools(request.tools or (), strict=self._gateway.config.strict_fields)
         if (request.prompt is None) == (request.messages is None):
             raise invalid("give either prompt or messages", "prompt")
-        return request, tokenize_generations(request, self._families)
+        return request, tokenize_generations(request, self._families), collect_paths(ignored, hosted)
 
     def _find_model(self, name: str | None, scope: Scope) -> tuple[Service, TextModel]:
         if name is None:

@@ -1,6 +1,6 @@
 """Decode JSON bodies into request structs; errors name the field and say what is wrong with it.
 
-Every endpoint's parser calls `decode_body`, and `reject_unsupported` for fields that are not supported.
+Endpoints use it through `BodyDecoder`, which also decides about fields that are not used.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ MAX_EXPLAINED_BYTES = 64 * 1024
 """Maximum size of an invalid body that is searched for the faulty value; the search holds the GIL."""
 MAX_PATH_CHARACTERS = 200
 """Maximum length of a field path in an error message."""
-_INTEGER_EXPECTED = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float`")
+INTEGER_EXPECTED = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float`")
+_NUMBERS = re.compile(rb"\[?\s*[-0-9]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def decode_body(decoder: msgspec.json.Decoder[R], body: bytes) -> R:
+def decode_body(decoder: msgspec.json.Decoder[R], body: bytes | msgspec.Raw) -> R:
     """Decode a body into a request.
 
     Integers may be written as `3.0`, because some languages have only floats.
@@ -39,25 +40,40 @@ def decode_body(decoder: msgspec.json.Decoder[R], body: bytes) -> R:
         try:
             return decoder.decode(body)
         except msgspec.ValidationError as error:
-            if not _INTEGER_EXPECTED.match(str(error)):
+            if not INTEGER_EXPECTED.match(str(error)):
                 raise
-            return msgspec.convert(convert_whole_floats(msgspec.json.decode(body)), decoder.type)
+            return decoder.decode(convert_whole_floats(body))
     except msgspec.ValidationError as error:
         raise validation_error(str(error), decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise json_error(body, error) from None
-    except RecursionError:
-        raise invalid("the body is nested too deeply", code="invalid_json") from None
+        raise json_error(bytes(body), error) from None
+    except RecursionError as error:
+        raise json_error(b"", error) from None
 
 
-def convert_whole_floats(body: Any) -> Any:
-    """Convert floats without a fraction to integers, in a body's top-level values and top-level lists."""
-    if not isinstance(body, dict):
-        return body
-    return {
-        name: [to_integer(item) for item in value] if isinstance(value, list) else to_integer(value)
-        for name, value in body.items()
-    }
+def convert_whole_floats(body: bytes | msgspec.Raw) -> bytes:
+    """Return JSON with the floats without a fraction as integers, in top-level values and top-level lists.
+
+    Raises:
+        msgspec.DecodeError: the body is not a JSON object.
+    """
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    return msgspec.json.encode({name: convert_numbers(value) for name, value in fields.items()})
+
+
+def convert_numbers(value: msgspec.Raw) -> msgspec.Raw:
+    """Convert a JSON number, or a list that begins with a number; return any other value unchanged."""
+    if not _NUMBERS.match(value):
+        return value
+    number = msgspec.json.decode(value)
+    if isinstance(number, float) and number.is_integer():
+        return msgspec.Raw(str(int(number)))
+    if not isinstance(number, list):
+        return value
+    try:
+        return msgspec.Raw(msgspec.json.encode([to_integer(item) for item in number]))
+    except OverflowError:
+        return value
 
 
 def to_integer(value: Any) -> Any:
@@ -66,10 +82,12 @@ def to_integer(value: Any) -> Any:
 
 
 def json_error(body: bytes, error: Exception) -> ApiError:
-    """Return a 400 error for a body that is not valid JSON.
+    """Return a 400 error for a body that is not valid JSON, or is nested too deeply.
 
     If a faulty value is found (see `find_invalid_value`), the error names its field.
     """
+    if isinstance(error, RecursionError):
+        return invalid("the body is nested too deeply", code="invalid_json")
     if not body.strip():
         return invalid("the body is empty; it must be a JSON object", code="invalid_json")
     try:
@@ -145,25 +163,3 @@ def validation_error(text: str, kind: Any) -> ApiError:
     if reason.startswith("invalid ") and (values := allowed_values(kind, path)):
         reason += f"; it must be {' or '.join(filter(None, (', '.join(values[:-1]), values[-1])))}"
     return invalid(f"{path}: {reason}", path, "invalid_type")
-
-
-def reject_unsupported(request: msgspec.Struct, noop_values: dict[str, tuple[Any, ...]]) -> None:
-    """Reject a request that sets an unsupported field.
-
-    `noop_values` maps each unsupported field to the values (besides null) that are accepted, because they
-    change nothing.
-
-    Raises:
-        ApiError: 400 if an unsupported field has any other value; the error names the field.
-    """
-    for name in request.__struct_fields__:
-        value = getattr(request, name)
-        if value is None or name not in noop_values:
-            continue
-        if not any(value == noop and same_kind(value, noop) for noop in noop_values[name]):
-            raise invalid(f"{name} is not supported (leave it out)", name, "unsupported_parameter")
-
-
-def same_kind(value: object, other: object) -> bool:
-    """Return whether both values are booleans or neither is. (In Python, 0 equals False.)"""
-    return isinstance(value, bool) == isinstance(other, bool)

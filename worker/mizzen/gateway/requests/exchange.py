@@ -49,6 +49,7 @@ class GenerationExchange(ApiCall):
 
     async def _serve(self, body: bytes) -> None:
         generation = await self._gateway.body_reader.parse_body(body, self._parse, self._scope)
+        get_record(self._scope).ignored_fields = generation.ignored_fields
         self._deadline.shorten(generation.timeout_seconds)
         dispatcher = self._gateway.find_active_service(generation.model, self._scope).dispatcher
         self._generation, self._writer = generation, self._new_writer(generation)

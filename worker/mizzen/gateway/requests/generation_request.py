@@ -71,6 +71,9 @@ class GenerationRequest:
     timeout_seconds: float | None = None
     """Maximum time from the request's arrival to the last byte of its response."""
 
+    ignored_fields: tuple[str, ...] = ()
+    """Paths of the body's fields that are ignored."""
+
     n: int = 1
     """Number of choices per prompt."""
     best_of: int = 1

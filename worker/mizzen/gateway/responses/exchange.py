@@ -90,7 +90,7 @@ class ResponsesExchange(GenerationExchange):
         The indices of input items do not count the items of earlier turns.
         """
         if self._context.parsed is not None:
-            rename_field(error)
+            rename_field(error, self._context.parsed.tools)
         if self._context.turn is not None and self._context.turn.earlier_count:
             shift_indices(error, self._context.turn.earlier_count)
         await super()._send_error(error)

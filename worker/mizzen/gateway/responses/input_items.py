@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
+from msgspec import Raw
 
-from mizzen.gateway.errors import ApiError, invalid
+from mizzen.gateway.errors import invalid
+from mizzen.gateway.fields.ignored import MAX_PATHS
+from mizzen.gateway.fields.rules import Rules, unused
+from mizzen.gateway.fields.typed_objects import TypedObjects
 from mizzen.gateway.openai.messages import Message
-from mizzen.gateway.requests.decode_body import validation_error
+from mizzen.gateway.responses.tools import CallName, ResponseTools
 from mizzen.gateway.tools.tool_schemas import CalledFunction, ToolCall
 
 MAX_ITEMS = 65_536
@@ -22,8 +26,6 @@ NOT_STORED = (
     " SDK, so that it sends the earlier items themselves in input"
 )
 """Reason why fields and items that need stored responses are rejected."""
-
-T = TypeVar("T", bound=msgspec.Struct)
 
 
 class InputContentPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -62,6 +64,7 @@ class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     arguments: str
     id: str | None = None
+    namespace: str | None = None
     status: str | None = None
 
 
@@ -87,8 +90,8 @@ class ReasoningItem(msgspec.Struct, forbid_unknown_fields=True):
 
     type: Literal["reasoning"]
     id: str | None = None
-    summary: list[ReasoningText] = []
-    content: list[ReasoningText] = []
+    summary: list[ReasoningText] | None = None
+    content: list[ReasoningText] | None = None
     encrypted_content: str | None = None
     status: str | None = None
 
@@ -101,25 +104,69 @@ ITEM_TYPES: dict[str, type[msgspec.Struct]] = {
 }
 
 
-def chat_messages(request_input: str | Sequence[dict[str, Any]], instructions: str | None) -> list[Message]:
-    """Convert a request's input to chat messages.
+ITEM_RULES: dict[str, Rules] = {"reasoning": {"encrypted_content": unused("")}}
+
+
+class ItemsParser:
+    """Parser of the items of requests."""
+
+    def __init__(self, *, strict_fields: bool) -> None:
+        """Create a parser; with `strict_fields`, it rejects unknown fields that are not null."""
+        self._decoders = TypedObjects(ITEM_TYPES, ITEM_RULES, strict=strict_fields)
+
+    def parse(self, request_input: str | Sequence[Raw]) -> tuple[str | list[msgspec.Struct], tuple[str, ...]]:
+        """Return the parsed items of a request's input, or its text, and the paths of ignored fields.
+
+        Raises:
+            ApiError: 400 if an item is invalid or its type is not supported, or if there are no items or too
+                many; the error names the field.
+        """
+        if isinstance(request_input, str):
+            return request_input, ()
+        if not request_input:
+            raise invalid("input must hold at least one item", "input")
+        if len(request_input) > MAX_ITEMS:
+            raise invalid(f"input holds {len(request_input)} items; at most {MAX_ITEMS} are allowed", "input")
+        items: list[msgspec.Struct] = []
+        ignored: dict[str, None] = {}
+        for index, raw in enumerate(request_input):
+            item, names = self._parse_item(raw, f"input[{index}]")
+            items.append(item)
+            if names and len(ignored) <= MAX_PATHS:
+                ignored.update(dict.fromkeys(f"input[].{name}" for name in names))
+        return items, tuple(ignored)
+
+    def _parse_item(self, raw: Raw, field: str) -> tuple[msgspec.Struct, tuple[str, ...]]:
+        """Return the item at path `field`, and the paths of its ignored fields within it."""
+        kind = self._decoders.kind_of(raw, field)
+        if not isinstance(kind, str) or kind not in ITEM_TYPES:
+            reason = NOT_STORED if kind == "item_reference" else f"use {', '.join(ITEM_TYPES)}"
+            raise invalid(
+                f"{field}.type is {str(kind)[:80]!r}, which is not supported: {reason}",
+                f"{field}.type",
+                "unsupported_item",
+            )
+        return self._decoders.decode(raw, kind, field)
+
+
+def chat_messages(
+    request_input: str | Sequence[msgspec.Struct], instructions: str | None, tools: ResponseTools
+) -> list[Message]:
+    """Convert a request's text or items to chat messages.
 
     Consecutive reasoning, text and calls of the assistant become one message, because chat templates expect
     that. The instructions and leading system messages also become one message.
 
     Raises:
-        ApiError: 400 if an item is invalid, or if there are no items or too many; the error names the field.
+        ApiError: 400 if an item has content that is not text, or is the output of a call that does not
+            precede it; the error names the field.
     """
     builder = MessageBuilder(instructions)
     if isinstance(request_input, str):
         builder.add_message("user", request_input)
         return builder.build()
-    if not request_input:
-        raise invalid("input must hold at least one item", "input")
-    if len(request_input) > MAX_ITEMS:
-        raise invalid(f"input holds {len(request_input)} items; at most {MAX_ITEMS} are allowed", "input")
     for index, item in enumerate(request_input):
-        add_item(builder, parse_item(item, f"input[{index}]"), f"input[{index}]")
+        add_item(builder, item, f"input[{index}]", tools)
     return builder.build()
 
 
@@ -150,14 +197,17 @@ class MessageBuilder:
         """Start an assistant message that begins with reasoning."""
         self.messages.append(Message("assistant", reasoning_content=text))
 
-    def add_call(self, call: FunctionCall) -> None:
-        """Add a call to the last message if it is the assistant's, otherwise to a new message."""
+    def add_call(self, call: FunctionCall, name: str) -> None:
+        """Add a call of the function that the model knows by a name.
+
+        The call becomes part of the last message if that is the assistant's, otherwise of a new message.
+        """
         self.call_ids.add(call.call_id)
         last = self.messages[-1] if self.messages else None
         if last is None or last.role != "assistant":
             last = Message("assistant")
             self.messages.append(last)
-        tool_call = ToolCall(CalledFunction(call.name, call.arguments), call.call_id)
+        tool_call = ToolCall(CalledFunction(name, call.arguments), call.call_id)
         if last.tool_calls is None:
             last.tool_calls = []
         last.tool_calls.append(tool_call)
@@ -178,47 +228,8 @@ def is_reasoning_only(message: Message) -> bool:
     return message.role == "assistant" and message.content is None and not message.tool_calls
 
 
-def parse_item(item: dict[str, Any], field: str) -> msgspec.Struct:
-    """Parse the item at path `field`. Fields that are null are ignored, even unknown ones.
-
-    Raises:
-        ApiError: 400 if the item is invalid, or its type is not supported.
-    """
-    kind = item.get("type", "message")
-    item_type = ITEM_TYPES.get(kind) if isinstance(kind, str) else None
-    if item_type is None:
-        reason = NOT_STORED if kind == "item_reference" else f"use {', '.join(ITEM_TYPES)}"
-        raise invalid(
-            f"{field}.type is {str(kind)[:80]!r}, which is not supported: {reason}",
-            f"{field}.type",
-            "unsupported_item",
-        )
-    try:
-        return msgspec.convert(drop_nulls(item), item_type)
-    except msgspec.ValidationError as error:
-        raise nest_error(validation_error(str(error), item_type), field) from None
-    except RecursionError:
-        raise invalid(f"{field} is nested too deeply", field, "invalid_json") from None
-
-
-def drop_nulls(value: Any) -> Any:
-    """Return a JSON value after removing, at any depth, object members whose value is null."""
-    if isinstance(value, dict):
-        return {key: drop_nulls(inner) for key, inner in value.items() if inner is not None}
-    if isinstance(value, list):
-        return [drop_nulls(inner) for inner in value]
-    return value
-
-
-def nest_error(error: ApiError, field: str) -> ApiError:
-    """Convert an error about an item to one about the request: prefix its field with the item's path."""
-    path = f"{field}.{error.param}" if error.param else field
-    message = error.message.removeprefix(error.param or "the body").removeprefix(":")
-    return invalid(f"{path}{':' if error.param else ''} {message.strip()}", path, error.code)
-
-
-def add_item(builder: MessageBuilder, item: msgspec.Struct, field: str) -> None:
-    """Add the item at path `field` to the conversation.
+def add_item(builder: MessageBuilder, item: msgspec.Struct, field: str, tools: ResponseTools) -> None:
+    """Add the item at path `field` to the conversation; `tools` are the tools of the request.
 
     Raises:
         ApiError: 400 if the item has content that is not text, or is the output of a call that does not
@@ -229,7 +240,7 @@ def add_item(builder: MessageBuilder, item: msgspec.Struct, field: str) -> None:
             text = content_text(content, f"{field}.content")
             builder.add_message("system" if role == "developer" else role, text)
         case FunctionCall():
-            builder.add_call(item)
+            builder.add_call(item, tools.model_name(CallName(item.name, item.namespace)))
         case FunctionCallOutput(_, call_id, output):
             if call_id not in builder.call_ids:
                 raise invalid(

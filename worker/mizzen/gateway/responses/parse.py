@@ -5,58 +5,69 @@ If a field of the chat request is invalid, the error names the corresponding fie
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
-
-import msgspec
 
 from mizzen.gateway.errors import ApiError, invalid
+from mizzen.gateway.fields.decoder import BodyDecoder
+from mizzen.gateway.fields.ignored import collect_paths
+from mizzen.gateway.fields.rules import REFUSED, UNUSED, Rules, advise, refuse, unused
 from mizzen.gateway.openai.format_schemas import JsonSchema, ResponseFormat
+from mizzen.gateway.openai.messages import Message
 from mizzen.gateway.openai.schemas import ChatRequest
-from mizzen.gateway.requests.decode_body import decode_body, reject_unsupported
 from mizzen.gateway.requests.generation_request import GenerationRequest
-from mizzen.gateway.responses.input_items import NOT_STORED, chat_messages
-from mizzen.gateway.responses.schemas import (
-    CHAT_FIELDS,
-    AllowedResponseTools,
-    NamedResponseTool,
-    ResponsesRequest,
-    ResponseTool,
-    ResponseToolChoice,
-    TextOptions,
-)
-from mizzen.gateway.tools.tool_choice import check_depth, check_functions, find_function
-from mizzen.gateway.tools.tool_schemas import (
-    AllowedSet,
-    AllowedTools,
-    Function,
-    NamedFunction,
-    NamedTool,
-    Tool,
-    ToolChoice,
-)
+from mizzen.gateway.responses.input_items import NOT_STORED, ItemsParser, chat_messages
+from mizzen.gateway.responses.schemas import CHAT_FIELDS, ResponsesRequest, TextOptions
+from mizzen.gateway.responses.tools import ResponseTools, ToolsParser, chat_tool_choice
+from mizzen.gateway.tools.tool_choice import check_depth
+from mizzen.gateway.tools.tool_schemas import Function, Tool, ToolChoice
 
 MAX_METADATA = 16
 MAX_METADATA_NAME = 64
 MAX_METADATA_TEXT = 512
 SUPPORTED_INCLUDE = "reasoning.encrypted_content"
-NOOP_VALUES: dict[str, tuple[Any, ...]] = {
-    "background": (False,),
-    "service_tier": ("auto", "default"),
-    "truncation": ("disabled",),
-    "top_logprobs": (0,),
-    "max_tool_calls": (),
-    "prompt": (),
-    "image": (),
-    "access_programs": (),
-    "context_management": ([],),
-    "moderation": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": ("in_memory",),
+HOSTED_INCLUDES = frozenset({
+    "code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results",
+    "message.input_image.image_url", "web_search_call.action.sources", "web_search_call.results",
+})  # fmt: skip
+"""Values of `include` that concern only hosted tools and images."""
+AS_IT_IS = "reasoning is returned as it is (leave it out)"
+FORMAT_FIELDS = (
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "json_schema", "regex", "ebnf", "grammar",
+)  # fmt: skip
+"""Fields of chat requests that constrain the answer."""
+RULES: Rules = {
+    "store": advise(False, reason=NOT_STORED),
+    "previous_response_id": refuse(reason=NOT_STORED),
+    "conversation": refuse(reason=NOT_STORED),
+    "background": refuse(False),
+    "service_tier": advise("auto", "default"),
+    "truncation": advise("disabled"),
+    "top_logprobs": refuse(0),
+    "max_tool_calls": advise(),
+    "prompt": REFUSED,
+    "image": advise(),
+    "access_programs": REFUSED,
+    "context_management": advise([]),
+    "moderation": REFUSED,
+    "prompt_cache_options": advise(),
+    "prompt_cache_retention": advise("in_memory"),
+    "reasoning.summary": advise("auto", reason=AS_IT_IS),
+    "reasoning.generate_summary": advise("auto", reason=AS_IT_IS),
+    "text.verbosity": advise("medium"),
+    "text.format.description": UNUSED,
+    "stream_options.include_obfuscation": unused(False),
+    "messages": refuse(reason="use input"),
+    "max_tokens": refuse(reason="use max_output_tokens"),
+    "max_completion_tokens": refuse(reason="use max_output_tokens"),
+    "reasoning_effort": refuse(reason="use reasoning.effort"),
+    "functions": refuse([], reason="use tools"),
+    "n": refuse(1),
+    "logprobs": refuse(False, reason="use chat completions for log probabilities"),
+    **dict.fromkeys(FORMAT_FIELDS, refuse(reason="use text.format")),
 }
-"""Unsupported fields, each with the values (besides null) that are accepted because they change nothing."""
-STORAGE_FIELDS = {"store": NOT_STORED, "previous_response_id": NOT_STORED, "conversation": NOT_STORED}
 
 RENAMED_FIELDS = {
     "messages": "input",
@@ -67,29 +78,38 @@ RENAMED_FIELDS = {
     "response_format": "text.format",
 }
 """Names of chat request fields, each with the field's name in the Responses API."""
+_CHAT_FUNCTION = re.compile(r"tools\[(\d+)\]\.function", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedResponsesRequest:
-    """A decoded request, and the `GenerationRequest` that it was converted to."""
+    """A decoded request, its tools, and the `GenerationRequest` that it was converted to."""
 
     request: ResponsesRequest
+    tools: ResponseTools
     generation: GenerationRequest
-
-
-class ToolsOnly(msgspec.Struct):
-    """A request body; only the list `tools` is decoded, and its elements may be any JSON values."""
-
-    tools: list[Any]
 
 
 class ResponsesParser:
     """Parser of Responses bodies, which converts them to chat requests."""
 
-    def __init__(self, chat: Callable[[ChatRequest], GenerationRequest]) -> None:
-        """Create a parser; `chat` converts a chat request to a `GenerationRequest`."""
-        self._decoder = msgspec.json.Decoder(ResponsesRequest)
+    def __init__(
+        self,
+        chat: Callable[[ChatRequest, tuple[str, ...]], GenerationRequest],
+        *,
+        strict_fields: bool = False,
+    ) -> None:
+        """Create a parser.
+
+        Args:
+            chat: Converts a chat request, and the paths of its ignored fields, to a `GenerationRequest`.
+            strict_fields: True to reject unknown fields, fields that only advise, and hosted tools.
+        """
+        self._decoder = BodyDecoder(ResponsesRequest, RULES, strict=strict_fields)
+        self._items = ItemsParser(strict_fields=strict_fields)
+        self._tools = ToolsParser(strict_fields=strict_fields)
         self._chat = chat
+        self._strict = strict_fields
 
     def parse(self, body: bytes) -> ParsedResponsesRequest:
         """Parse a request body.
@@ -97,54 +117,49 @@ class ResponsesParser:
         Raises:
             ApiError: 400 if a field is invalid or not supported; the error names it.
         """
-        request = self._decode(body)
+        request, ignored = self._decoder.decode(body)
+        include = check_include(request.include or (), strict=self._strict)
         check_request(request)
-        chat = chat_request(request)
+        tools = self._tools.parse(request.tools or ())
+        items, in_items = self._items.parse(request.input)
+        choice, left_out = chat_tool_choice(request.tool_choice, tools, strict_fields=self._strict)
+        messages = chat_messages(items, request.instructions, tools)
+        paths = collect_paths(ignored, include, tools.ignored, left_out, in_items)
+        chat = chat_request(request, messages, list(tools.functions.values()), choice)
         try:
-            generation = self._chat(chat)
+            generation = self._chat(chat, paths)
         except ApiError as error:
-            rename_field(error)
+            rename_field(error, tools)
             raise
-        return ParsedResponsesRequest(request, replace(generation, include_usage=True))
-
-    def _decode(self, body: bytes) -> ResponsesRequest:
-        try:
-            return decode_body(self._decoder, body)
-        except ApiError as error:
-            if error.param is not None and error.param.startswith("tools["):
-                reject_unsupported_tools(body)
-            raise
+        return ParsedResponsesRequest(request, tools, replace(generation, include_usage=True))
 
 
 def check_request(request: ResponsesRequest) -> None:
     """Check the fields that chat requests do not have.
 
     Raises:
-        ApiError: 400 if a field has an invalid or unsupported value; the error names it.
+        ApiError: 400 if a field has an invalid value; the error names it.
     """
-    for name, reason in STORAGE_FIELDS.items():
-        if not (getattr(request, name) is None or (name == "store" and request.store is False)):
-            raise invalid(f"{name} is not supported: {reason}", name, "unsupported_parameter")
-    reject_unsupported(request, NOOP_VALUES)
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options is allowed only when stream is true", "stream_options")
-    for index, name in enumerate(request.include or ()):
-        if name != SUPPORTED_INCLUDE:
-            field = f"include[{index}]"
-            raise invalid(f"{field} is {name[:80]!r}; only {SUPPORTED_INCLUDE} is supported", field)
-    for name in ("summary", "generate_summary"):
-        if request.reasoning is not None and getattr(request.reasoning, name) not in (None, "auto"):
-            field = f"reasoning.{name}"
-            raise invalid(
-                f"{field}: summaries are not supported, reasoning is returned as it is (leave it out)",
-                field,
-                "unsupported_parameter",
-            )
-    if request.text is not None and request.text.verbosity not in (None, "medium"):
-        raise invalid(
-            "text.verbosity is not supported (leave it out)", "text.verbosity", "unsupported_parameter"
-        )
     check_metadata(request.metadata or {})
+
+
+def check_include(values: Iterable[str], *, strict: bool) -> list[str]:
+    """Check the values of `include`; return the paths of those that are ignored.
+
+    Raises:
+        ApiError: 400 if a value is not supported; with `strict`, this includes those of hosted tools.
+    """
+    ignored: list[str] = []
+    for index, value in enumerate(values):
+        if value == SUPPORTED_INCLUDE:
+            continue
+        if strict or value not in HOSTED_INCLUDES:
+            field = f"include[{index}]"
+            raise invalid(f"{field} is {value[:80]!r}; only {SUPPORTED_INCLUDE} is supported", field)
+        ignored.append("include[]")
+    return ignored
 
 
 def check_metadata(metadata: dict[str, str]) -> None:
@@ -165,86 +180,27 @@ def check_metadata(metadata: dict[str, str]) -> None:
             )
 
 
-def chat_request(request: ResponsesRequest) -> ChatRequest:
+def chat_request(
+    request: ResponsesRequest,
+    messages: list[Message],
+    functions: list[Function],
+    tool_choice: ToolChoice | None,
+) -> ChatRequest:
     """Return the chat request that is equivalent to a Responses request.
 
     Raises:
-        ApiError: 400 if the input, a tool, the tool choice or the text format is invalid; the error names the
-            field.
+        ApiError: 400 if the text format is invalid; the error names the field.
     """
-    functions = [tool_function(tool, index) for index, tool in enumerate(request.tools or ())]
-    check_functions(functions, "tools[{}]")
     reasoning = request.reasoning
     return ChatRequest(
         **{name: getattr(request, name) for name in CHAT_FIELDS},
-        messages=chat_messages(request.input, request.instructions),
+        messages=messages,
         max_completion_tokens=request.max_output_tokens,
         tools=[Tool("function", function) for function in functions] or None,
-        tool_choice=chat_tool_choice(request.tool_choice, tuple(functions)),
+        tool_choice=tool_choice,
         response_format=chat_response_format(request.text),
         reasoning_effort=None if reasoning is None else reasoning.effort,
     )
-
-
-def tool_function(tool: ResponseTool, index: int) -> Function:
-    """Return the function of the tool at `index`.
-
-    Raises:
-        ApiError: 400 if the type of the tool is not `function`.
-    """
-    if tool.type != "function":
-        raise unsupported_tool_error(tool.type, index)
-    return Function(tool.name, tool.description, tool.parameters, tool.strict)
-
-
-def reject_unsupported_tools(body: bytes) -> None:
-    """Reject the first tool of an unsupported type; do nothing if all types are supported.
-
-    This is called after decoding has failed at a tool. A tool of an unsupported type has unknown fields, so
-    the type may be the cause.
-
-    Raises:
-        ApiError: 400 if a tool has an unsupported type; the error names the tool and its type.
-    """
-    try:
-        tools = msgspec.json.decode(body, type=ToolsOnly).tools
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return
-    for index, tool in enumerate(tools):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind != "function":
-            raise unsupported_tool_error(kind, index)
-
-
-def unsupported_tool_error(kind: str, index: int) -> ApiError:
-    """Return a 400 error for the tool at `index`, whose type is not supported."""
-    field = f"tools[{index}].type"
-    return invalid(
-        f"{field} is {kind[:80]!r}; only function tools, which the client runs, are supported",
-        field,
-        "unsupported_tool",
-    )
-
-
-def chat_tool_choice(choice: ResponseToolChoice | None, functions: tuple[Function, ...]) -> ToolChoice | None:
-    """Convert a tool choice to the form of chat requests.
-
-    Raises:
-        ApiError: 400 if the choice names an unknown tool, or allows no tools.
-    """
-    if isinstance(choice, NamedResponseTool):
-        if functions:
-            find_function(functions, choice.name, "tool_choice.name")
-        return NamedTool(NamedFunction(choice.name))
-    if isinstance(choice, AllowedResponseTools):
-        if not choice.tools:
-            raise invalid("tool_choice.tools is empty", "tool_choice.tools")
-        if functions:
-            for index, tool in enumerate(choice.tools):
-                find_function(functions, tool.name, f"tool_choice.tools[{index}].name")
-        tools = [NamedTool(NamedFunction(tool.name)) for tool in choice.tools]
-        return AllowedTools(AllowedSet(choice.mode, tools))
-    return choice
 
 
 def chat_response_format(options: TextOptions | None) -> ResponseFormat | None:
@@ -267,13 +223,13 @@ def chat_response_format(options: TextOptions | None) -> ResponseFormat | None:
     )
 
 
-def rename_field(error: ApiError) -> None:
+def rename_field(error: ApiError, tools: ResponseTools) -> None:
     """If an error names a chat field, name the corresponding field of the Responses API instead."""
     name = error.param
     if name is None:
         return
-    if name.startswith("tools["):
-        error.param = name.replace(".function.", ".", 1)
+    if tool := _CHAT_FUNCTION.match(name):
+        error.param = list(tools.functions)[int(tool[1])] + name[tool.end() :]
         error.message = error.message.replace(name, error.param, 1)
         return
     if name.startswith("messages["):  # several items may have become one message

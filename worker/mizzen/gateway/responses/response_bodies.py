@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
@@ -38,6 +39,7 @@ class OutputCall(msgspec.Struct, tag_field="type", tag="function_call"):
     call_id: str
     name: str
     arguments: str
+    namespace: str | UnsetType = UNSET
 
 
 class OutputReasoning(msgspec.Struct, tag_field="type", tag="reasoning"):

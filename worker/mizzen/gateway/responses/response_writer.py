@@ -30,6 +30,7 @@ from mizzen.gateway.responses.response_bodies import (
     ResponseUsage,
 )
 from mizzen.gateway.responses.stored_input import NewTurn
+from mizzen.gateway.responses.tools import CallName
 
 _encode = msgspec.json.Encoder().encode
 
@@ -48,6 +49,7 @@ class ResponsesWriter:
         if turn is not None:
             self._response.previous_response_id = turn.previous_id
             self._response.store = turn.stored
+        self._call_names = parsed.tools.call_names
         self._sequence_number = 0
         self._open_item: OutputItem | None = None
         self._open_text: list[str] = []
@@ -129,7 +131,10 @@ class ResponsesWriter:
 
     def _add_call(self, call: ToolCallDelta) -> None:
         if call.id is not None:
-            self._begin_item(OutputCall(new_id("fc_"), "in_progress", call.id, call.name or "", ""))
+            name = self._call_names.get(call.name or "", CallName(call.name or ""))
+            item = OutputCall(new_id("fc_"), "in_progress", call.id, name.name, "")
+            item.namespace = msgspec.UNSET if name.namespace is None else name.namespace
+            self._begin_item(item)
         if call.arguments:
             self._open_text.append(call.arguments)
             self._item_event("response.function_call_arguments.delta", delta=call.arguments)
@@ -237,16 +242,7 @@ def new_response(parsed: ParsedResponsesRequest) -> ResponsesResponse:
         temperature=sampling.temperature,
         text={"format": {"type": "text"} if form is None else msgspec.to_builtins(form)},
         tool_choice=request.tool_choice or "auto",
-        tools=[
-            {
-                "type": "function",
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": tool.parameters,
-                "strict": tool.strict,
-            }
-            for tool in request.tools or ()
-        ],
+        tools=list(parsed.tools.echo),
         top_p=1.0 if request.top_p is None else request.top_p,
         user=request.user,
     )

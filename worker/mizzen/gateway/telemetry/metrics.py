@@ -16,6 +16,7 @@ from prometheus_client import (
 )
 
 from mizzen import __version__
+from mizzen.gateway.fields.known import HOSTED_TOOLS, KNOWN_FIELDS, field_label
 from mizzen.gateway.telemetry.fast_metrics import (
     OTHER_LABEL,
     FastCounter,
@@ -57,6 +58,11 @@ LABELS: dict[str, tuple[str, str, str]] = {
         "name of the API key; without API keys, there is only `other`",
     ),
     "type": ("2", "`prompt`, `output`", "kind of tokens"),
+    "field": (
+        str(len(KNOWN_FIELDS) + len(HOSTED_TOOLS) + 1),
+        "known fields, types of hosted tools, and `other`",
+        "name of the ignored field, or type of the hosted tool",
+    ),
     "engine": ("engines", "engines of the services", "name of the engine; on Kubernetes, of its pod"),
     "version": ("1", "the running version", "version of the program"),
     "result": ("4", "`done`, `deadline`, `needed`, `failed`", "result of warming an engine's cache"),
@@ -105,6 +111,9 @@ class Metrics:
         )
         self._key_usage = KeyUsage(PREFIX)
         self.registry.register(self._key_usage)  # pyright: ignore[reportArgumentType]
+        self.ignored_fields = self._counter(
+            "ignored_fields", "Requests that set a field that was ignored, by field", "field"
+        )
         self.routes = self._counter(
             "route", "Routed requests, by the scorer that decided the route", "reason"
         )
@@ -193,6 +202,8 @@ class Metrics:
             self.refusals.labels(record.error).inc()
         if record.key:
             self._key_usage.count(record.key, record.prompt_tokens, record.completion_tokens)
+        for field in set(map(field_label, record.ignored_fields)):
+            self.ignored_fields.labels(field).inc()
         if not record.attempt_count and not record.model:
             return
         counted.request_seconds.observe(record.seconds)

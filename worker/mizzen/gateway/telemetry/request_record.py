@@ -77,6 +77,8 @@ class RequestRecord:
     ended: float = 0.0
     finish_reasons: list[str] = field(default_factory=list)
     """Finish reason of each choice."""
+    ignored_fields: tuple[str, ...] = ()
+    """Paths of the body's fields that are ignored."""
     error: str = ""
     """Error code or one-word cause, such as `client_gone`; empty if the request did not fail."""
     attempts: list[AttemptRecord] = field(default_factory=list)

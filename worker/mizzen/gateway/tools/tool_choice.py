@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mizzen.gateway.errors import ApiError, invalid
+from mizzen.gateway.fields.known import is_hosted_tool
 from mizzen.gateway.tools.families import CallSchema
 from mizzen.gateway.tools.relax_schema import find_subschema, relax_schema
 from mizzen.gateway.tools.schema_check import MAX_DEPTH, find_schema_fault, is_too_deep
@@ -26,6 +27,8 @@ class OfferedTools:
 
     functions: tuple[Function, ...]
     """Tools that are shown to the model."""
+    paths: tuple[str, ...]
+    """Path of each of the functions in the request body."""
     allowed: tuple[Function, ...]
     """Tools that the model may call."""
     forced: bool
@@ -68,14 +71,14 @@ class OfferedTools:
         `path` leads from the root of a tool's schema to the subschema with the keyword, with `/` between its
         steps. Return None if no strict tool has the keyword there.
         """
-        for index, function in enumerate(self.functions):
+        for field, function in zip(self.paths, self.functions, strict=True):
             subschema = (
                 find_subschema(function.parameters, path)
                 if function.strict and function in self.allowed
                 else None
             )
             if subschema is not None and keyword in subschema[0]:
-                return f"tools[{index}].function.parameters{subschema[1]}.{keyword}"
+                return f"{field}.parameters{subschema[1]}.{keyword}"
         return None
 
 
@@ -87,29 +90,70 @@ def parse_tools(
     Raises:
         ApiError: 400 if a tool or the tool choice is invalid; the error names the field.
     """
-    functions = tuple(tool.function for tool in tools or ())
-    check_functions(functions, "tools[{}].function")
-    return select_tools(functions, choice, parallel)
+    given = {
+        f"tools[{index}].function": tool.function
+        for index, tool in enumerate(tools or ())
+        if tool.function is not None and tool.type == "function"
+    }
+    check_functions(given)
+    if tools and not given and choice not in (None, "none", "auto"):
+        raise invalid("tool_choice demands a call, but no tool of the request is a function", "tool_choice")
+    return select_tools(given, choice, parallel)
+
+
+def find_hosted_tools(tools: Sequence[Tool], *, strict: bool) -> list[str]:
+    """Return, for each tool that OpenAI would host, the path that names it among the ignored fields.
+
+    Raises:
+        ApiError: 400 if a function is missing, or if a tool has an unsupported type; with `strict`, types of
+            hosted tools are not supported either.
+    """
+    hosted: list[str] = []
+    for index, tool in enumerate(tools):
+        field = f"tools[{index}]"
+        if tool.type != "function":
+            hosted.append(ignore_tool(tool.type, field, strict=strict))
+        elif tool.function is None:
+            raise invalid(f"{field}.function is required", f"{field}.function", "missing_field")
+    return hosted
+
+
+def ignore_tool(kind: str, field: str, *, strict: bool) -> str:
+    """Return the path that names a tool of type `kind` among the ignored fields; `field` is its own path.
+
+    Raises:
+        ApiError: 400 if the type is not that of a hosted tool, or with `strict`.
+    """
+    if strict or not is_hosted_tool(kind):
+        raise invalid(
+            f"{field}.type is {kind[:80]!r}; only function tools, which the client runs, are supported",
+            f"{field}.type",
+            "unsupported_tool",
+        )
+    return f"tools[{kind}]"
 
 
 def select_tools(
-    functions: tuple[Function, ...], choice: ToolChoice | None, parallel: bool | None
+    given: Mapping[str, Function], choice: ToolChoice | None, parallel: bool | None
 ) -> OfferedTools | None:
     """Return the tools to offer according to the tool choice; None if no tool may be called.
+
+    `given` maps the path of each function in the request body to the function.
 
     Raises:
         ApiError: 400 if the choice names an unknown tool, allows no tools, or is set without tools.
     """
-    if not functions:
+    if not given:
         if choice not in (None, "none", "auto"):
             raise invalid("tool_choice needs tools", "tool_choice")
         return None
     if choice == "none":
         return None
+    functions = tuple(given.values())
     allow_parallel = parallel is not False
     if isinstance(choice, NamedTool):
         named = (find_function(functions, choice.function.name, "tool_choice.function.name"),)
-        return offer_tools(functions, named, forced=True, allow_parallel=False)
+        return offer_tools(given, named, forced=True, allow_parallel=False)
     if isinstance(choice, AllowedTools):
         field = "tool_choice.allowed_tools.tools[{}].function.name"
         allowed_set = choice.allowed_tools
@@ -119,19 +163,23 @@ def select_tools(
         )
         if not allowed:
             raise invalid("tool_choice.allowed_tools.tools is empty", "tool_choice.allowed_tools.tools")
-        return offer_tools(
-            functions, allowed, forced=allowed_set.mode == "required", allow_parallel=allow_parallel
-        )
-    return offer_tools(functions, functions, forced=choice == "required", allow_parallel=allow_parallel)
+        forced = allowed_set.mode == "required"
+        return offer_tools(given, allowed, forced=forced, allow_parallel=allow_parallel)
+    return offer_tools(given, functions, forced=choice == "required", allow_parallel=allow_parallel)
 
 
 def offer_tools(
-    functions: tuple[Function, ...], allowed: tuple[Function, ...], *, forced: bool, allow_parallel: bool
+    given: Mapping[str, Function], allowed: tuple[Function, ...], *, forced: bool, allow_parallel: bool
 ) -> OfferedTools:
     """Return the tools to offer. Forced calls conform to the tools' schemas unless `strict` is false."""
     calls = tuple(CallSchema(function.name, arguments_schema(function, forced)) for function in allowed)
     return OfferedTools(
-        functions=functions, allowed=allowed, forced=forced, allow_parallel=allow_parallel, calls=calls
+        functions=tuple(given.values()),
+        paths=tuple(given),
+        allowed=allowed,
+        forced=forced,
+        allow_parallel=allow_parallel,
+        calls=calls,
     )
 
 
@@ -164,8 +212,8 @@ def find_function(functions: tuple[Function, ...], name: str, field: str) -> Fun
     raise invalid(f"{field} is {name[:80]!r}, which is not one of the tools ({names[:500]})", field)
 
 
-def check_functions(functions: Sequence[Function], field: str) -> None:
-    """Check the functions' names and schemas; `field` is their path in the body, with `{}` for the index.
+def check_functions(functions: Mapping[str, Function]) -> None:
+    """Check the names and schemas of functions, which are mapped from their paths in the request body.
 
     Raises:
         ApiError: 400 if there are too many functions, or a name or schema is invalid; the error names the
@@ -174,8 +222,7 @@ def check_functions(functions: Sequence[Function], field: str) -> None:
     if len(functions) > MAX_TOOLS:
         raise invalid(f"tools holds {len(functions)} tools; at most {MAX_TOOLS} are allowed", "tools")
     seen: set[str] = set()
-    for index, function in enumerate(functions):
-        path = field.format(index)
+    for path, function in functions.items():
         name = f"{path}.name"
         if not _NAME.fullmatch(function.name):
             raise invalid(

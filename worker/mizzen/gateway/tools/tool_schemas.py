@@ -31,8 +31,10 @@ class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 class Tool(msgspec.Struct, forbid_unknown_fields=True):
     """Tool that the model may call."""
 
-    type: Annotated[Literal["function"], Meta(description="Always `function`.")]
-    function: Annotated[Function, Meta(description="The function that the model may call.")]
+    type: Annotated[str, Meta(description="`function`; tools that OpenAI hosts are left out.")]
+    function: Annotated[
+        Function | None, Meta(description="With type `function`: the function that the model may call.")
+    ] = None
 
 
 class NamedFunction(msgspec.Struct, forbid_unknown_fields=True):

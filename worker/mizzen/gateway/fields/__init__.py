@@ -1,0 +1,1 @@
+"""Fields of request bodies: which of them are read, which are ignored, and which are refused."""
