@@ -30,11 +30,11 @@ from mizzen.gateway.app import create_admin_app, create_app
 from mizzen.gateway.auth.middleware import EXPOSED_HEADERS
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.engines import verify
+from mizzen.gateway.fields.typed_objects import ObjectType
 from mizzen.gateway.gateway import Gateway
 from mizzen.gateway.openai.schemas import SamplingFields
 from mizzen.gateway.requests.answer import AnswerPiece
 from mizzen.gateway.requests.output import OutputDelta
-from mizzen.gateway.responses.parse import ToolsOnly
 from mizzen.gateway.responses.stored_input import ItemHead
 from mizzen.gateway.telemetry.request_record import RECORD_KEY
 from mizzen.server.simulate import SimulatedEngine
@@ -253,7 +253,7 @@ def test_finish_reasons_and_states_of_answers_are_unchanged() -> None:
     check("worker_finish_reasons", literals(words, WORKER / "gateway"))
 
 
-INTERNAL = {AnswerPiece, ItemHead, OutputDelta, ToolsOnly, SamplingFields}
+INTERNAL = {AnswerPiece, ItemHead, OutputDelta, ObjectType, SamplingFields}
 """Structs that are not complete JSON bodies: internal ones, a base class, and one that decodes one member."""
 
 

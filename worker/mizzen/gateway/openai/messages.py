@@ -54,7 +54,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     ] = None
     function_call: Annotated[CalledFunction | None, Meta(description="Older form of `tool_calls`.")] = None
     audio: Annotated[Any, Meta(description="Not supported.")] = None
-    annotations: Annotated[Any, Meta(description="Accepted, not used.")] = None
+    annotations: Annotated[Any, Meta(description="Ignored: it describes an earlier answer.")] = None
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
