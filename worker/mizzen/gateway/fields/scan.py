@@ -125,7 +125,7 @@ def choose_object(objects: tuple[ObjectShape, ...], members: dict[FieldName, Raw
 def remove_unknown_fields(
     body: bytes | Raw, shape: Shape | None, rules: Rules
 ) -> tuple[Raw, tuple[str, ...]]:
-    """Return a JSON body without its unknown fields, and the paths of those that are not null.
+    """Return a JSON body without its unknown fields, and the paths of the unknown fields that are not null.
 
     `rules` names the unknown fields of the outermost object that are refused.
 

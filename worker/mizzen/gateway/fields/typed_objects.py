@@ -15,7 +15,7 @@ from mizzen.gateway.requests.decode_body import json_error
 
 
 class ObjectType(msgspec.Struct):
-    """An object of which only the type is decoded; an object without a type has the type `message`."""
+    """An object whose other fields are skipped; an object without a type has the type `message`."""
 
     type: Any = "message"
 

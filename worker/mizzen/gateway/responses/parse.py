@@ -146,7 +146,7 @@ def check_request(request: ResponsesRequest) -> None:
 
 
 def check_include(values: Iterable[str], *, strict: bool) -> list[str]:
-    """Check the values of `include`; return the paths of those that are ignored.
+    """Check the values of `include`; return the paths of the ignored ones.
 
     Raises:
         ApiError: 400 if a value is not supported; with `strict`, this includes those of hosted tools.
