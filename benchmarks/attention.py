@@ -169,7 +169,7 @@ def geometry_of(args: argparse.Namespace) -> tuple[Geometry, bool]:
         head_dim=args.head_dim or config.head_dim,
         windows=(args.window,),
     )
-    return geometry, config.qk_norm
+    return geometry, config.block.qk_norm is QKNorm.HEAD
 
 
 def main() -> None:

@@ -57,9 +57,9 @@ def library_gemm(gate: bool, device: str) -> Gemm:
 
     def gate_up(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
         if device == "cuda":
-            from mizzen.kernels.swiglu import silu_mul
+            from mizzen.kernels.swiglu import gate_mul
 
-            silu_mul(F.linear(x, weight))
+            gate_mul(F.linear(x, weight))
         else:
             gates, ups = F.linear(x, weight).chunk(2, dim=-1)
             F.silu(gates).mul_(ups)

@@ -74,9 +74,9 @@ def write_checkpoint(folder: Path, shape: str, device: str) -> int:
     model = DecoderModel(BuildContext(device=torch.device("meta"), dtype=torch.bfloat16), read_config(folder))
     tensors = {}
     for target in model.targets():
-        scale = 1.0 if target.is_scale else target.shape[-1] ** -0.5
+        scale = 1.0 if target.fill is not None else target.shape[-1] ** -0.5
         values = torch.randn(target.shape, dtype=torch.bfloat16, device=device) * scale
-        tensors[target.name] = (values.fill_(1) if target.is_scale else values).cpu()
+        tensors[target.name] = (values if target.fill is None else values.fill_(target.fill)).cpu()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return sum(tensor.nbytes for tensor in tensors.values())
 

@@ -12,9 +12,12 @@ import torch
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.step import StepExecutor
 from mizzen.engine.loading import warmup
+from mizzen.layers.activation import ActivationFunction
 from mizzen.layers.context import BuildContext
 from mizzen.layers.embedding import Head, TiedHead, TokenEmbedding
+from mizzen.layers.linear_methods.base import LinearKind, LinearSpec
 from mizzen.layers.linear_methods.small_batch import SmallBatchLinear
+from mizzen.models.block import Activation
 
 pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
 pytest.importorskip("triton", reason="this PyTorch comes without Triton")
@@ -49,7 +52,20 @@ def loaded_specs(monkeypatch: pytest.MonkeyPatch) -> Specs:
 def test_linear_layers_load_exactly_the_kernels_compiled_at_start_up(
     swiglu: bool, loaded_specs: Specs
 ) -> None:
-    method = SmallBatchLinear(24576 if swiglu else 6144, 4096, False, torch.bfloat16, torch.device("meta"))
+    rows = 24576 if swiglu else 6144
+    spec = LinearSpec(
+        parts=(),
+        rows=rows,
+        columns=4096,
+        bias=False,
+        kind=LinearKind.COLUMN,
+        dtype=torch.bfloat16,
+        device=torch.device("meta"),
+    )
+    method = SmallBatchLinear(spec)
+    silu = ActivationFunction(
+        BuildContext(device=spec.device, dtype=spec.dtype, fused=True), Activation.SILU
+    )
     method.max_batch, method.max_swiglu_batch, method.defer_pdl = 48, 256, True
     method.fuses_prefill_swiglu = True
     batch_sizes = (1, 2, 4, *range(8, 513, 8), 1024)
@@ -57,9 +73,9 @@ def test_linear_layers_load_exactly_the_kernels_compiled_at_start_up(
     for size in batch_sizes:
         if small_m.max_batch(method.weight) < size <= max_batch or (swiglu and size == 1024):
             x = torch.empty(size, 4096, dtype=torch.bfloat16, device="meta")
-            method.apply_swiglu(x) if swiglu else method.apply(x)
+            method.apply_gated(x, silu) if swiglu else method.apply(x)
     assert len(loaded_specs) == (17 if swiglu else 3)
-    assert loaded_specs == method.kernel_specs(batch_sizes, swiglu=swiglu)
+    assert loaded_specs == method.kernel_specs(batch_sizes, activation=silu if swiglu else None)
 
 
 @pytest.mark.parametrize("tied", [False, True])

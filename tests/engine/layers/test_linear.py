@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -18,7 +20,11 @@ from mizzen.engine.loading.memory_profile import build_largest_plan
 from mizzen.engine.uploader import Uploader
 from mizzen.layers import linear
 from mizzen.layers.context import BuildContext
-from mizzen.layers.linear import MIN_FUSED_ADD_ROWS, RowParallelLinear, SmallBatchLinear, UnquantizedLinear
+from mizzen.layers.linear import MIN_FUSED_ADD_ROWS, RowParallelLinear
+from mizzen.layers.linear_methods.base import LinearMethod, LinearSpec
+from mizzen.layers.linear_methods.small_batch import SmallBatchLinear
+from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
+from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.registry import read_config
 
 
@@ -63,11 +69,21 @@ def test_layers_that_cannot_fuse_the_addition_return_a_term(build: dict[str, obj
     assert not residual.any()
 
 
-class AdaptedLinear(UnquantizedLinear):
+class AdaptedLinear(LinearMethod):
     """A linear method whose result is not just a GEMM with its weight, as with an adapter."""
 
+    def __init__(self, spec: LinearSpec) -> None:
+        self.inner = UnquantizedLinear(spec)
+        self.weight = self.inner.weight
+
+    def targets(self) -> Iterator[WeightTarget]:
+        return self.inner.targets()
+
+    def permute_rows(self, order: torch.Tensor) -> None:
+        self.inner.permute_rows(order)
+
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return super().apply(x, out) + 1000
+        return self.inner.apply(x, out) + 1000
 
 
 def test_other_linear_methods_are_never_bypassed() -> None:
@@ -104,11 +120,9 @@ def test_fused_additions_leave_a_models_residual_stream_unchanged(
     streams: list[torch.Tensor] = []
     logits = model.logits
     monkeypatch.setattr(model, "logits", lambda hidden, *out: streams.append(hidden) or logits(hidden, *out))
-    assert not any(
-        linear_layer.fused_add_method for linear_layer in row_parallel
-    )  # additions are not fused on a CPU
+    assert not any(linear_layer.fuses_add for linear_layer in row_parallel)  # not on a CPU
     for linear_layer in row_parallel:
-        linear_layer.fused_add_method = linear_layer.method
+        linear_layer.fuses_add = True
     for min_rows in (1000, 1, 6):  # fused: no layer, every layer, every layer except after the last attention
         monkeypatch.setattr(linear, "MIN_FUSED_ADD_ROWS", min_rows)
         state = SlotState(5, 16, Uploader(torch.device("cpu")), vocab=config.vocab_size)
@@ -128,10 +142,11 @@ def test_fused_swiglu_is_disabled_only_inside_the_context_manager(
     model = model_setup.make_model(options, read_config(tmp_path), lambda done, total: None)
     methods = []
     for layer in model.layers:
-        rows, columns = layer.mlp.gate_up.method.weight.shape  # type: ignore[attr-defined]
-        layer.mlp.gate_up.method = SmallBatchLinear(rows, columns, False, torch.float32, torch.device("cpu"))
-        methods.append(layer.mlp.gate_up.method)
-    methods[0].fuses_prefill_swiglu = True
+        spec = cast(UnquantizedLinear, layer.mlp.gate_up.method).spec
+        method = SmallBatchLinear(spec)
+        layer.mlp.gate_up.method = method
+        methods.append(method)
+    methods[0].supports_prefill_swiglu = methods[0].fuses_prefill_swiglu = True
     with pytest.raises(RuntimeError), model.without_fused_swiglu():
         assert not any(method.fuses_prefill_swiglu for method in methods)
         raise RuntimeError

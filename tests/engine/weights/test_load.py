@@ -63,10 +63,10 @@ def test_progress_counts_every_byte(folder: Path) -> None:
         ({"hidden_size": 33, "head_dim": None}, "hidden_size must be a multiple of num_attention_heads"),
         ({"head_dim": 7}, "head_dim must be even"),
         ({"vocab_size": "many"}, "vocab_size must be a positive integer, not 'many'"),
-        ({"hidden_act": "gelu"}, "hidden_act must be silu, not 'gelu'"),
+        ({"hidden_act": "mish"}, "hidden_act must be one of .*, not 'mish'"),
         (
-            {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
-            "rope_parameters: rope_type.*not 'longrope'",
+            {"rope_parameters": {"rope_type": "proportional", "factor": 2.0}},
+            "rope_parameters: rope_type.*not 'proportional'",
         ),
         ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters: factor"),
         ({"rope_parameters": [1]}, "rope_parameters must be an object"),

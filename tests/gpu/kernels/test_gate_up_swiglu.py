@@ -9,7 +9,7 @@ from gemm_kit import check_replays, close, normal
 
 from mizzen.kernels.gemm.gate_up_swiglu import gate_up_swiglu
 from mizzen.kernels.norm import rms_norm
-from mizzen.kernels.swiglu import silu_mul
+from mizzen.kernels.swiglu import gate_mul
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,7 +34,7 @@ def test_gate_up_swiglu_equals_the_library_and_the_exact_result(shape: tuple[int
         assert actual.shape == exact.shape
         # Gate, up and their product are rounded: three roundings instead of one.
         assert (actual.double() - exact).norm() < 1e-2 * exact.norm()
-        library = silu_mul(F.linear(x, weight))
+        library = gate_mul(F.linear(x, weight))
         assert (actual == library).float().mean() > 0.9
 
 
@@ -42,7 +42,7 @@ def test_large_gate_values_stay_finite() -> None:
     weight = normal(32, 320)
     for scale in (100, 1e6, 1e17):
         x = normal(512, 320, seed=1) * scale
-        expected = silu_mul(F.linear(x, weight))
+        expected = gate_mul(F.linear(x, weight))
         actual = gate_up_swiglu(weight, x)
         assert torch.equal(actual.isfinite(), expected.isfinite())
         close(actual.nan_to_num(0, 0, 0), expected.nan_to_num(0, 0, 0))
@@ -70,5 +70,5 @@ def test_a_chain_of_overlapping_kernels_is_reproducible() -> None:
 
     actual = check_replays(chain, out, 50)
     for weight in weights:
-        library = rms_norm(silu_mul(F.linear(library, weight)), ones, 1e-6)
+        library = rms_norm(gate_mul(F.linear(library, weight)), ones, 1e-6)
     assert (actual.double() - library.double()).norm() < 0.05 * library.double().norm()

@@ -9,7 +9,7 @@ from gemm_kit import check_replays, normal
 
 from mizzen.kernels.gemm.gemv import PreNorm, gemv, supports
 from mizzen.kernels.norm import add_rms_norm, rms_norm
-from mizzen.kernels.swiglu import silu_mul
+from mizzen.kernels.swiglu import gate_mul
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,7 +41,7 @@ def test_gemv_fuses_norm_and_swiglu(columns: int, gate: bool, add: bool) -> None
     total = residual.clone()
     plain = add_rms_norm(x, total, scale, 1e-6) if add else rms_norm(x, scale, 1e-6)
     expected = gemv(weight, plain)
-    expected = silu_mul(expected) if gate else expected
+    expected = gate_mul(expected) if gate else expected
     new_residual = torch.full_like(x, float("nan"))
     norm = PreNorm(scale=scale, epsilon=1e-6, residual=residual if add else None)
     actual = gemv(weight, x, swiglu=gate, norm=norm, new_residual=new_residual if add else None)

@@ -23,7 +23,7 @@ from mizzen.kernels.attention.page_indices import PageIndices, build_page_indice
 from mizzen.kernels.attention.qk_norm_rope import qk_norm_rope
 from mizzen.kernels.norm import add_rms_norm, rms_norm
 from mizzen.kernels.sampling import sample as sampling
-from mizzen.kernels.swiglu import silu_mul
+from mizzen.kernels.swiglu import gate_mul
 from mizzen.layers.rope import rotate
 
 GPU = torch.cuda.is_available()
@@ -63,7 +63,7 @@ def test_norms_equal_plain_operations(dtype: torch.dtype, size: int) -> None:
 def test_silu_mul_equals_plain_operations(dtype: torch.dtype, size: int) -> None:
     x = normal(5, 2 * size, dtype=dtype)
     gate, up = x.float().chunk(2, -1)
-    close(silu_mul(x), F.silu(gate) * up)
+    close(gate_mul(x), F.silu(gate) * up)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

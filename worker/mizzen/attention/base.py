@@ -48,6 +48,15 @@ class Geometry:
     head_dim: int
     windows: tuple[int | None, ...]
     """Window of each layer: number of tokens that a token attends to, including itself; None if unlimited."""
+    scale: float | None = None
+    """Factor of the query-key products; None for 1 / sqrt(head_dim)."""
+    softcap: float | None = None
+    """Bound c of the scaled products s, which become c * tanh(s / c); None for none."""
+
+    @property
+    def score_scale(self) -> float:
+        """Factor of the query-key products."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def gqa_group_size(self) -> int:

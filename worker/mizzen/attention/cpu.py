@@ -33,7 +33,8 @@ log-sum-exps [batch, heads, n].
 class CpuAttention(AttentionBackend):
     """CPU backend that attends to shared KV spans separately and merges the results by their log-sum-exps.
 
-    A layer whose sliding window is shorter than the longest row of the batch uses the reference backend.
+    The reference backend serves models with a softcap, and layers whose sliding window is shorter than the
+    longest row of the batch.
     """
 
     def __init__(self, geometry: Geometry, kv: PagedKV) -> None:
@@ -55,12 +56,16 @@ class CpuAttention(AttentionBackend):
         return self.by_layer(longest, full, windowed)
 
     def any_full(self, longest: int) -> bool:
-        """Return whether any layer attends to all of `longest` tokens."""
-        return any(window is None or window >= longest for window in self.geometry.windows)
+        """Return whether any layer attends to all of `longest` tokens, without a softcap."""
+        return self.geometry.softcap is None and any(
+            window is None or window >= longest for window in self.geometry.windows
+        )
 
     def any_windowed(self, longest: int) -> bool:
-        """Return whether any layer's sliding window is shorter than `longest` tokens."""
-        return any(window is not None and window < longest for window in self.geometry.windows)
+        """Return whether any layer needs the reference backend for `longest` tokens."""
+        return self.geometry.softcap is not None or any(
+            window is not None and window < longest for window in self.geometry.windows
+        )
 
     def by_layer(
         self, longest: int, full: PlannedAttention | None, windowed: PlannedAttention | None
@@ -71,7 +76,7 @@ class CpuAttention(AttentionBackend):
 
         def run(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
             window = self.geometry.windows[layer]
-            plan = windowed if window is not None and window < longest else full
+            plan = windowed if full is None or (window is not None and window < longest) else full
             if plan is not None:
                 plan(layer, q, k, v, out)
 
@@ -101,7 +106,12 @@ class PartialResults:
         """
         rows = slice(first * self.geometry.gqa_group_size, last * self.geometry.gqa_group_size)
         out, lse = flash_with_lse(
-            q[:, rows][None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None], 0.0, False
+            q[:, rows][None],
+            keys.transpose(0, 1)[None],
+            values.transpose(0, 1)[None],
+            0.0,
+            False,
+            scale=self.geometry.score_scale,
         )
         self.outs[level, :, rows] = out[0]
         self.lse[level, :, rows] = lse[0]
@@ -179,6 +189,7 @@ class CpuDecode:
             0.0,
             False,
             attn_mask=self.mask,
+            scale=geometry.score_scale,
         )
         if not self.spans.spans:
             out[self.order] = rest.reshape(out.shape)
@@ -265,5 +276,10 @@ class CpuPrefill:
         queries = group_queries(q, self.geometry.kv_heads)
         shape = (len(queries), k.shape[1], len(k), k.shape[2])
         return flash_with_lse(
-            queries, k.transpose(0, 1).expand(shape), v.transpose(0, 1).expand(shape), 0.0, True
+            queries,
+            k.transpose(0, 1).expand(shape),
+            v.transpose(0, 1).expand(shape),
+            0.0,
+            True,
+            scale=self.geometry.score_scale,
         )

@@ -33,8 +33,33 @@ def group_queries(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
     return q.view(tokens, kv_heads, heads // kv_heads, size).permute(2, 1, 0, 3)
 
 
+def scaled_attention(
+    geometry: Geometry, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the attention of q [..., n, d] to k and v [..., m, d] with the model's scale and softcap.
+
+    `mask` is bool and broadcasts to [..., n, m]; without a mask, attention is causal, and n must equal m.
+    """
+    if geometry.softcap is None:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=geometry.score_scale
+        )
+    if mask is None:
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+    scores = torch.matmul(q, k.transpose(-1, -2)).mul_(geometry.score_scale)
+    scores = scores.div_(geometry.softcap).tanh_().mul_(geometry.softcap)
+    weights = scores.masked_fill_(~mask, -torch.inf).softmax(-1, dtype=torch.float32)
+    return torch.matmul(weights.to(v.dtype), v)
+
+
 def attend_chunk(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, mask: torch.Tensor | None
+    geometry: Geometry,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    mask: torch.Tensor | None,
 ) -> None:
     """Compute the attention of q [n, heads, d] to k and v [m, kv_heads, d]; write it to `out` [n, heads, d].
 
@@ -43,13 +68,8 @@ def attend_chunk(
     """
     queries = group_queries(q, k.shape[1])
     shape = (len(queries), k.shape[1], len(k), k.shape[2])
-    result = F.scaled_dot_product_attention(
-        queries,
-        k.transpose(0, 1).expand(shape),
-        v.transpose(0, 1).expand(shape),
-        attn_mask=mask,
-        is_causal=mask is None,
-    )
+    keys, values = k.transpose(0, 1).expand(shape), v.transpose(0, 1).expand(shape)
+    result = scaled_attention(geometry, queries, keys, values, mask)
     group_queries(out, k.shape[1]).copy_(result)
 
 
@@ -95,7 +115,8 @@ class ReferenceAttention(AttentionBackend):
             for count, kv_slots, masks in plans:
                 mask = masks[self.geometry.windows[layer]]
                 rows = slice(first, first + count)
-                attend_chunk(q[rows], *self.kv.read(layer, kv_slots, q.dtype), out[rows], mask)
+                keys, values = self.kv.read(layer, kv_slots, q.dtype)
+                attend_chunk(self.geometry, q[rows], keys, values, out[rows], mask=mask)
                 first += count
 
         return run
@@ -125,10 +146,11 @@ class ReferenceDecodeRows:
         """Compute the attention of these rows of q [rows, heads, d]; write it to the same rows of `out`."""
         shape = (-1, self.geometry.kv_heads, self.geometry.gqa_group_size, self.geometry.head_dim)
         keys, values = self.kv.read(layer, self.kv_slots, q.dtype)
-        result = F.scaled_dot_product_attention(
+        result = scaled_attention(
+            self.geometry,
             q[self.part].view(shape),
             keys.transpose(1, 2),
             values.transpose(1, 2),
-            attn_mask=self.masks[self.geometry.windows[layer]],
+            self.masks[self.geometry.windows[layer]],
         )
         out[self.part].view(shape).copy_(result)

@@ -16,6 +16,7 @@ def _rms_norm_kernel(
     weight,
     out,
     x_stride,
+    out_stride,
     size,
     epsilon,
     ADD: tl.constexpr,
@@ -37,14 +38,18 @@ def _rms_norm_kernel(
     value = value.to(tl.float32)
     mean = tl.sum(value * value, 0) / size
     value = value * tl.rsqrt(mean + epsilon) * scale
-    tl.store(out + row * size + columns, value.to(out.dtype.element_ty), inside)
+    tl.store(out + row * out_stride + columns, value.to(out.dtype.element_ty), inside)
 
 
 def _launch(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    epsilon: float,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     rows, size = x.shape
-    out = torch.empty((rows, size), dtype=x.dtype, device=x.device)
+    out = torch.empty((rows, size), dtype=x.dtype, device=x.device) if out is None else out
     block = triton.next_power_of_2(size)
     _rms_norm_kernel[(rows,)](
         x,
@@ -52,6 +57,7 @@ def _launch(
         weight,
         out,
         x.stride(0),
+        out.stride(0),
         size,
         epsilon,
         ADD=residual is not None,
@@ -62,12 +68,15 @@ def _launch(
     return out
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Return x [rows, size] with its rows RMS-normalised and scaled by `weight` [size], as a new tensor.
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return x [rows, size] with its rows RMS-normalised and scaled by `weight` [size], in `out` if given.
 
-    The rows of x may be strided. All tensors have the model's dtype; sums are in float32.
+    The rows of x and `out` may be strided, and `out` may be x. Both have the model's dtype; the weight may also
+    be float32. Sums are in float32.
     """
-    return _launch(x, None, weight, epsilon)
+    return _launch(x, None, weight, epsilon, out)
 
 
 def add_rms_norm(
@@ -75,6 +84,7 @@ def add_rms_norm(
 ) -> torch.Tensor:
     """Add x to `residual` in place, and return the RMS-normalised sum scaled by `weight` [size].
 
-    x, `residual` (contiguous) and the result are [rows, size], in the model's dtype; sums are in float32.
+    x, `residual` (contiguous) and the result are [rows, size], in the model's dtype; the weight may also be
+    float32. Sums are in float32.
     """
     return _launch(x, residual, weight, epsilon)

@@ -9,9 +9,9 @@ import torch
 
 from mizzen.attention.base import StepAttention
 from mizzen.layers.context import BuildContext
-from mizzen.layers.linear import QKVParallelLinear, RowParallelLinear
-from mizzen.layers.norm import RMSNorm
-from mizzen.layers.rope import rotate
+from mizzen.layers.linear import MergedColumnParallelLinear, RowParallelLinear, name_rows
+from mizzen.layers.qk_norm import QKNormLayer
+from mizzen.layers.rope import half_split_order, rotate
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.config import ModelConfig
 
@@ -20,39 +20,73 @@ from mizzen.models.config import ModelConfig
 class ForwardContext:
     """Inputs that all layers of one forward pass share."""
 
-    cos: torch.Tensor
-    """Cosines of the RoPE angles at the tokens' positions, [tokens, 1, head_dim / 2]."""
-    sin: torch.Tensor
-    """Sines of the same angles, [tokens, 1, head_dim / 2]."""
+    angles: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    """Cosines and sines [tokens, 1, head_dim / 2] of the tokens' positions, for each rotary embedding."""
     attend: StepAttention
+    query_factors: torch.Tensor | None = None
+    """Factors of the queries [tokens, 1, 1], which depend on the positions; None if all are 1."""
 
 
 class SelfAttention:
-    """Self-attention of one layer, from the QKV projection to the output projection."""
+    """Self-attention of one layer, from the QKV projection to the input of the output projection."""
 
-    def __init__(self, build: BuildContext, config: ModelConfig, layer: int) -> None:
+    def __init__(self, build: BuildContext, config: ModelConfig, layer: int, prefix: str) -> None:
+        block, names, head_dim = config.block, config.block.names, config.head_dim
         self.layer = layer
-        self.head_dim = config.head_dim
-        self.qkv_proj = QKVParallelLinear(
-            build, config.hidden_size, config.heads, config.kv_heads, config.head_dim, config.qkv_bias
+        self.head_dim = head_dim
+        self.rope_index = config.rope_index(layer)
+        tensor = build.mesh.tensor
+        q_shard = tensor.shard(config.heads, "num_attention_heads")
+        kv_shard = tensor.replicated_shard(config.kv_heads, "num_key_value_heads")
+        self.heads, self.kv_heads = q_shard.stop - q_shard.start, kv_shard.stop - kv_shard.start
+        self.qkv_proj = MergedColumnParallelLinear(
+            build,
+            name_rows(
+                [prefix + name for name in names.query_key_value],
+                [count * head_dim for count in (config.heads, config.kv_heads, config.kv_heads)],
+                [
+                    slice(shard.start * head_dim, shard.stop * head_dim)
+                    for shard in (q_shard, kv_shard, kv_shard)
+                ],
+            ),
+            config.hidden_size,
+            config.qkv_bias,
         )
-        self.heads, self.kv_heads = self.qkv_proj.heads, self.qkv_proj.kv_heads
-        width = config.heads * config.head_dim
-        self.o_proj = RowParallelLinear(build, "o_proj", config.hidden_size, width, config.output_bias)
-        self.fused = build.fused
+        self.o_proj = RowParallelLinear(
+            build, prefix + names.output, config.hidden_size, config.heads * head_dim, config.output_bias
+        )
+        self.order = half_split_order(config.ropes[self.rope_index], head_dim)
+        """Order of the elements of query and key heads in memory; None for the checkpoint's order."""
+        self.qk_norm = None if block.qk_norm is None else QKNormLayer(build, config, prefix, q_shard, kv_shard)
+        self.norm_after_rope = block.qk_norm_after_rope
+        self.fused = build.fused and (
+            self.qk_norm is None or (self.qk_norm.fusible and not self.norm_after_rope)
+        )
+        """Whether QK norm, RoPE and the KV write may use the fused kernels."""
         self.epsilon = config.norm_epsilon
-        self.q_norm = self.k_norm = None
-        if config.qk_norm:
-            self.q_norm = RMSNorm(build, "q_norm", config.head_dim, config.norm_epsilon)
-            self.k_norm = RMSNorm(build, "k_norm", config.head_dim, config.norm_epsilon)
 
-    def targets(self, prefix: str) -> Iterator[WeightTarget]:
-        """Yield the destinations of the checkpoint's tensors under `prefix`."""
-        yield from self.qkv_proj.targets(prefix)
-        yield from self.o_proj.targets(prefix)
-        if self.q_norm is not None and self.k_norm is not None:
-            yield from self.q_norm.targets(prefix)
-            yield from self.k_norm.targets(prefix)
+    def targets(self) -> Iterator[WeightTarget]:
+        """Yield the destinations of the checkpoint's tensors."""
+        yield from self.qkv_proj.targets()
+        yield from self.o_proj.targets()
+        if self.qk_norm is not None:
+            yield from self.qk_norm.targets()
+
+    def finish(self) -> None:
+        """Prepare the loaded weights: reorder the elements of query and key heads, if RoPE needs it."""
+        if self.order is not None:
+            device = self.o_proj.empty.device
+            rotated = (self.heads + self.kv_heads) * self.head_dim
+            starts = torch.arange(0, rotated, self.head_dim)[:, None]
+            values = torch.arange(rotated, rotated + self.kv_heads * self.head_dim)
+            rows = torch.cat(((starts + self.order).flatten(), values))
+            self.qkv_proj.method.permute_rows(rows.to(device))
+            if self.qk_norm is not None:
+                self.qk_norm.permute(self.order.to(device))
+        if self.qk_norm is not None:
+            self.qk_norm.finish()
+        self.qkv_proj.method.finish()
+        self.o_proj.method.finish()
 
     def __call__(
         self,
@@ -60,8 +94,8 @@ class SelfAttention:
         residual: torch.Tensor,
         context: ForwardContext,
         rows: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Attend and apply the output projection; return the output and the residual stream.
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attend; return the input of the output projection and the residual stream.
 
         Args:
             qkv: QKV projection [tokens, (heads + 2 * kv_heads) * head_dim], with the heads of this rank.
@@ -70,43 +104,52 @@ class SelfAttention:
             rows: Indices of the tokens to continue with, int64; None for all.
 
         Returns:
-            A pair of the output (None if the residual stream already contains it) and the residual stream,
-            each [tokens or rows, hidden]. The output's sum over ranks must be added to the residual stream.
+            The attention's result [tokens or rows, heads * head_dim] and the residual stream
+            [tokens or rows, hidden].
         """
         attended = self.attend(qkv, context).view(len(qkv), -1)
         if rows is not None:
             attended, residual = attended[rows], residual[rows]
-        return self.o_proj.add_to_residual(residual, attended), residual
+        return attended, residual
 
     def attend(self, qkv: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Store the keys and values of a QKV projection, and attend; return [tokens, heads, head_dim]."""
+        cos, sin = context.angles[self.rope_index]
         if self.fused:
-            if (fused_decode := context.attend.fused_decode) is not None:
+            if self.qk_norm is not None:
+                self.qk_norm.apply_full_width(qkv)
+            if (fused_decode := context.attend.fused_decode) is not None and context.query_factors is None:
                 out = qkv.new_empty(len(qkv), self.heads, self.head_dim)
-                fused_decode(self.layer, qkv, self.norms, self.epsilon, context.cos, context.sin, out)
+                fused_decode(self.layer, qkv, self.norms, self.epsilon, cos, sin, out)
                 return out
-            return context.attend.attend_cached(self.layer, self.prepare_qkv(qkv, context))
+            q = self.prepare_qkv(qkv, cos, sin, context.attend)
+            if context.query_factors is not None:
+                q.mul_(context.query_factors)
+            return context.attend.attend_cached(self.layer, q)
         heads = qkv.view(len(qkv), -1, self.head_dim)
         rotated, v = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = rotated.split((self.heads, self.kv_heads), dim=1)
-            rotated = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
-        q, k = rotate(rotated, context.cos, context.sin).split((self.heads, self.kv_heads), dim=1)
+        if self.qk_norm is not None and not self.norm_after_rope:
+            rotated = self.qk_norm(rotated)
+        rotated = rotate(rotated, cos, sin)
+        if self.qk_norm is not None and self.norm_after_rope:
+            rotated = self.qk_norm(rotated)
+        q, k = rotated.split((self.heads, self.kv_heads), dim=1)
+        if context.query_factors is not None:
+            q = q * context.query_factors
         return context.attend(self.layer, q, k, v)
 
     @property
     def norms(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Weights of the query norm and the key norm; None for a model without QK norm."""
-        if self.q_norm is None or self.k_norm is None:
-            return None
-        return self.q_norm.weight, self.k_norm.weight
+        """Weights of the norms of each query head and key head; None if heads are not normalised singly."""
+        return None if self.qk_norm is None else self.qk_norm.head_weights
 
-    def prepare_qkv(self, qkv: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+    def prepare_qkv(
+        self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: StepAttention
+    ) -> torch.Tensor:
         """Apply QK norm and RoPE and store KV in one kernel; return the queries [tokens, heads, head_dim]."""
         from mizzen.kernels.attention.qk_norm_rope import qk_norm_rope
 
-        attend = context.attend
         keys, values = attend.kv.keys[self.layer], attend.kv.values[self.layer]
         return qk_norm_rope(
-            qkv, self.norms, self.epsilon, context.cos, context.sin, attend.slot_mapping, keys, values
+            qkv, self.norms, self.epsilon, cos, sin, attend.slot_mapping, keys, values
         )

@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from mizzen.layers.context import BuildContext
-from mizzen.layers.linear_methods.base import CheckpointShard
+from mizzen.layers.linear_methods.base import LinearKind, LinearPart, LinearSpec
 from mizzen.layers.linear_methods.small_batch import (
     gemm_kernel_specs,
     max_small_batch,
-    method_kernel_specs,
     small_batch_gemm,
 )
 from mizzen.layers.weight_target import WeightTarget
@@ -61,11 +60,11 @@ class TokenEmbedding:
         self.weight = build.allocate(self.vocabulary.rows, hidden)
         self.weight[self.vocabulary.count :].zero_()
 
-    def targets(self, prefix: str) -> Iterator[WeightTarget]:
+    def targets(self) -> Iterator[WeightTarget]:
         """Yield the destination of the checkpoint's embedding table."""
         vocabulary = self.vocabulary
         yield WeightTarget(
-            name=f"{prefix}{self.name}.weight",
+            name=f"{self.name}.weight",
             shape=(vocabulary.total, self.hidden),
             shard=(vocabulary.tokens, slice(0, self.hidden)),
             destination=self.weight[: vocabulary.count],
@@ -124,6 +123,9 @@ class TiedHead:
         """Yield nothing: the table is loaded as part of the embedding."""
         return iter(())
 
+    def finish(self) -> None:
+        """Do nothing: the weights belong to the embedding."""
+
     def kernel_specs(self, batch_sizes: Iterable[int]) -> set[KernelSpec]:
         """Return the specs of the kernels for these batch sizes.
 
@@ -151,18 +153,37 @@ class TiedHead:
 class Head:
     """Output head with a table of its own."""
 
-    def __init__(self, build: BuildContext, name: str, vocab: int, hidden: int) -> None:
-        self.name = name
+    def __init__(
+        self, build: BuildContext, name: str, vocab: int, hidden: int, *, bias: bool = False
+    ) -> None:
         self.collectives = build.collectives
         self.vocabulary = VocabShard.for_rank(build, vocab)
-        self.checkpoint_shard = CheckpointShard(
-            first_row=0, rows=self.vocabulary.tokens, columns=slice(0, hidden), shape=(vocab, hidden)
+        part = LinearPart(
+            name=name,
+            first_row=0,
+            rows=self.vocabulary.tokens,
+            columns=slice(0, hidden),
+            shape=(vocab, hidden),
         )
-        self.method = build.make_linear(self.vocabulary.rows, hidden, False, build.dtype, build.device)
+        self.method = build.make_linear(
+            LinearSpec(
+                parts=(part,),
+                rows=self.vocabulary.rows,
+                columns=hidden,
+                bias=bias,
+                kind=LinearKind.HEAD,
+                dtype=build.dtype,
+                device=build.device,
+            )
+        )
 
     def targets(self) -> Iterator[WeightTarget]:
         """Yield the destination of the checkpoint's table for this head."""
-        yield from self.method.targets(self.name, self.checkpoint_shard)
+        yield from self.method.targets()
+
+    def finish(self) -> None:
+        """Prepare the loaded weights for the kernels."""
+        self.method.finish()
 
     def kernel_specs(self, batch_sizes: Iterable[int]) -> set[KernelSpec]:
         """Return the specs of the kernels for these batch sizes.
@@ -170,7 +191,7 @@ class Head:
         The result is empty with several ranks: they use cuBLAS, because they write strided rows to rank 0's
         memory.
         """
-        return method_kernel_specs(self.method, batch_sizes) if self.collectives.size == 1 else set()
+        return self.method.kernel_specs(batch_sizes) if self.collectives.size == 1 else set()
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the logits [rows, vocab] for x [rows, hidden], in `out` if given."""

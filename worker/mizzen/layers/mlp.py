@@ -1,4 +1,4 @@
-"""The SwiGLU feed-forward block (arXiv 2002.05202)."""
+"""Feed-forward blocks: gated, as SwiGLU (arXiv 2002.05202), or with a single projection before the activation."""
 
 from __future__ import annotations
 
@@ -6,30 +6,49 @@ from collections.abc import Iterator
 
 import torch
 
+from mizzen.layers.activation import XIELU, ActivationFunction
 from mizzen.layers.context import BuildContext
-from mizzen.layers.linear import MergedColumnParallelLinear, OutputRows, RowParallelLinear
-from mizzen.layers.norm import RMSNorm
+from mizzen.layers.linear import MergedColumnParallelLinear, RowParallelLinear, name_rows
+from mizzen.layers.linear_methods.base import InputNorm
 from mizzen.layers.weight_target import WeightTarget
+from mizzen.models.block import Activation
+from mizzen.models.config import ModelConfig
 
 
-class SwiGLUMLP:
-    """Feed-forward block down(silu(gate(x)) * up(x)), with gate and up in one GEMM."""
+class MLP:
+    """Feed-forward block down(act(gate(x)) * up(x)), with gate and up in one GEMM, or down(act(up(x)))."""
 
-    def __init__(self, build: BuildContext, hidden: int, intermediate: int, bias: bool) -> None:
-        rows = OutputRows(intermediate, build.mesh.tensor.shard(intermediate, "intermediate_size"))
-        rows_by_name = {"gate_proj": rows, "up_proj": rows}
-        self.gate_up = MergedColumnParallelLinear(build, rows_by_name, hidden, bias)
-        self.down = RowParallelLinear(build, "down_proj", hidden, intermediate, bias)
+    def __init__(self, build: BuildContext, config: ModelConfig, prefix: str) -> None:
+        block, size = config.block, config.intermediate_size
+        names, bias = block.names, config.mlp_bias
+        shard = build.mesh.tensor.shard(size, "intermediate_size")
+        count = len(names.gate_up)
+        layers = name_rows([prefix + name for name in names.gate_up], [size] * count, [shard] * count)
+        self.gate_up = MergedColumnParallelLinear(build, layers, config.hidden_size, bias)
+        self.down = RowParallelLinear(build, prefix + names.down, config.hidden_size, size, bias)
+        self.activation = (
+            XIELU(build, prefix + "act_fn")
+            if block.activation is Activation.XIELU
+            else ActivationFunction(build, block.activation)
+        )
+        self.gate = self.activation if block.gated else None
 
-    def targets(self, prefix: str) -> Iterator[WeightTarget]:
-        """Yield the destinations of the checkpoint's tensors under `prefix`."""
-        yield from self.gate_up.targets(prefix)
-        yield from self.down.targets(prefix)
+    def targets(self) -> Iterator[WeightTarget]:
+        """Yield the destinations of the checkpoint's tensors."""
+        yield from self.gate_up.targets()
+        yield from self.activation.targets()
+        yield from self.down.targets()
 
-    def __call__(
-        self, norm: RMSNorm, x: torch.Tensor | None, residual: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Add `x` to the residual stream, normalise it and apply the block.
+    def finish(self) -> None:
+        """Prepare the loaded weights."""
+        self.activation.finish()
+        self.gate_up.method.finish()
+        self.down.method.finish()
+
+    def apply_after_norm(
+        self, norm: InputNorm, x: torch.Tensor | None, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add `x` to the residual stream, normalise it, and apply all of the block but its last projection.
 
         Args:
             norm: Norm between the residual stream and the block.
@@ -38,9 +57,12 @@ class SwiGLUMLP:
             residual: Residual stream [tokens, hidden]; may be updated in place.
 
         Returns:
-            Two tensors [tokens, hidden]. The first is the block's output on this rank, to be passed on as the
-            `x` of the next block, or None if the residual stream already contains it. The second is the
-            residual stream, to which `x` has been added.
+            The input [tokens, intermediate of this rank] of `down`, and the residual stream with `x` added.
         """
-        middle, residual = self.gate_up.apply_after_norm(norm, x, residual, swiglu=True)
-        return self.down.add_to_residual(residual, middle), residual
+        middle, residual = self.gate_up.apply_after_norm(norm, x, residual, self.gate)
+        return middle if self.gate is not None else self.activation(middle), residual
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the block to x [tokens, hidden]; return this rank's partial sum [tokens, hidden]."""
+        middle = self.gate_up(x, self.gate)
+        return self.down(middle if self.gate is not None else self.activation(middle))

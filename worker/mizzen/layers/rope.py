@@ -6,21 +6,48 @@ import math
 
 import torch
 
-from mizzen.models.config import RopeConfig
+from mizzen.models.rope_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Return, for each pair of elements, the rotation in radians per position: float32 [head_dim / 2]."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    base = dynamic_base(rope, head_dim) if rope.kind == "dynamic" else rope.theta
-    inverse = 1.0 / base**exponents
+    """Return, for each pair of elements, the rotation in radians per position: float32 [head_dim / 2].
+
+    Pairs beyond the rotary part of the head are not rotated: their frequency is 0.
+    """
+    if rope.kind == "none":
+        return torch.zeros(head_dim // 2)
+    size = rope.rotary_dim or head_dim
+    exponents = torch.arange(0, size, 2, dtype=torch.int64).float() / size
+    base = dynamic_base(rope, size) if rope.kind == "dynamic" else rope.theta
+    inverse = extend(rope, 1.0 / base**exponents)
+    return torch.cat((inverse, torch.zeros((head_dim - size) // 2)))
+
+
+def extend(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
+    """Change the frequencies (float32 [rotary_dim / 2]) of the pre-trained model for longer contexts."""
     if rope.kind == "linear":
         return inverse / rope.factor
     if rope.kind == "llama3":
         return llama3_frequencies(rope, inverse)
     if rope.kind == "yarn":
         return yarn_frequencies(rope, inverse)
+    if rope.kind == "longrope":
+        return inverse / torch.tensor(rope.divisors, dtype=torch.float32)
     return inverse
+
+
+def half_split_order(rope: RopeConfig, head_dim: int) -> torch.Tensor | None:
+    """Return the order of a head's elements in which element i is rotated with element i + head_dim / 2.
+
+    Element i of the reordered head is element order[i] (int64 [head_dim]) of the checkpoint's head. The order
+    is the same for queries and keys, so their products do not change. None if it is the checkpoint's order.
+    """
+    size = head_dim if rope.kind == "none" else rope.rotary_dim or head_dim
+    if size == head_dim and not rope.interleaved:
+        return None
+    elements = torch.arange(head_dim)
+    rotated = elements[:size].view(-1, 2).t() if rope.interleaved else elements[:size].view(2, -1)
+    return torch.cat((rotated, elements[size:].view(2, -1)), dim=1).flatten()
 
 
 def dynamic_base(rope: RopeConfig, head_dim: int) -> float:
@@ -68,19 +95,23 @@ def llama3_frequencies(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
 
 
 class RotaryEmbedding:
-    """Computes the rotation angles of positions, once per step for all layers."""
+    """Computes the rotation angles of positions, once per step for all layers with the same embedding."""
 
     def __init__(self, rope: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
         self.inverse = inverse_frequencies(rope, head_dim).to(device)
         self.dtype = dtype
-        self.attention_factor = rope.attention_factor
+        self.factors: torch.Tensor | None = None
+        """Factors of cosines and sines, float32 [head_dim / 2]; None if all are 1."""
+        if rope.attention_factor != 1 and rope.kind != "none":
+            self.factors = torch.ones_like(self.inverse)
+            self.factors[: (rope.rotary_dim or head_dim) // 2] = rope.attention_factor
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the cosines and sines [tokens, 1, head_dim / 2] for positions [tokens], in `dtype`."""
         angles = positions.float()[:, None, None] * self.inverse
         cos, sin = angles.cos(), angles.sin()
-        if self.attention_factor != 1:
-            cos, sin = cos.mul_(self.attention_factor), sin.mul_(self.attention_factor)
+        if self.factors is not None:
+            cos, sin = cos.mul_(self.factors), sin.mul_(self.factors)
         return cos.to(self.dtype), sin.to(self.dtype)
 
 

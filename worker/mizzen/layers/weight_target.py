@@ -23,5 +23,5 @@ class WeightTarget:
     """Part of the tensor that this rank holds, one slice per dimension; may be empty."""
     destination: torch.Tensor
     """View of the parameter, with the shape of the shard."""
-    is_scale: bool = False
-    """Whether the tensor holds scale factors around 1; dummy weights fill it with ones."""
+    fill: float | None = None
+    """Value of all elements of dummy weights; None for random values, as in a weight matrix."""

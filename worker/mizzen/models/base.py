@@ -16,12 +16,11 @@ from mizzen.attention.base import StepAttention
 from mizzen.layers.attention import ForwardContext
 from mizzen.layers.context import BuildContext
 from mizzen.layers.embedding import Head, TiedHead, TokenEmbedding
-from mizzen.layers.linear_methods.small_batch import SmallBatchLinear, method_kernel_specs
-from mizzen.layers.norm import RMSNorm
+from mizzen.layers.norm import make_norm
 from mizzen.layers.rope import RotaryEmbedding
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.config import ModelConfig
-from mizzen.models.decoder_layer import DecoderLayer
+from mizzen.models.decoder_layer import make_layer
 
 if TYPE_CHECKING:
     from mizzen.kernels.nvrtc import KernelSpec
@@ -33,24 +32,45 @@ class DecoderModel:
     def __init__(self, build: BuildContext, config: ModelConfig) -> None:
         self.config = config
         self.collectives = build.collectives
-        self.embedding = TokenEmbedding(build, "model.embed_tokens", config.vocab_size, config.hidden_size)
-        self.layers = [DecoderLayer(build, config, layer) for layer in range(config.layers)]
-        self.norm = RMSNorm(build, "model.norm", config.hidden_size, config.norm_epsilon)
+        block, hidden = config.block, config.hidden_size
+        names = block.names
+        self.embedding = TokenEmbedding(build, names.prefix + names.embedding, config.vocab_size, hidden)
+        self.layers = [make_layer(build, config, layer) for layer in range(config.layers)]
+        self.norm = make_norm(
+            build,
+            names.prefix + names.final_norm,
+            hidden,
+            config.norm_epsilon,
+            block.norm,
+            bias=block.norm_bias,
+        )
         self.head = (
             TiedHead(build, self.embedding)
             if config.tie_embeddings
-            else Head(build, "lm_head", config.vocab_size, config.hidden_size)
+            else Head(build, names.head, config.vocab_size, hidden, bias=config.head_bias)
         )
         angle_dtype = torch.float32 if build.fused else build.dtype
-        self.rotary = RotaryEmbedding(config.rope, config.head_dim, angle_dtype, build.device)
+        self.rotaries = [
+            RotaryEmbedding(rope, config.head_dim, angle_dtype, build.device) for rope in config.ropes
+        ]
+        self.embedding_multiplier = config.embedding_multiplier
+        if config.rounds_embedding_multiplier:
+            self.embedding_multiplier = torch.tensor(config.embedding_multiplier, dtype=build.dtype).item()
 
     def targets(self) -> Iterator[WeightTarget]:
         """Yield the destinations of all checkpoint tensors."""
-        yield from self.embedding.targets("")
-        for index, layer in enumerate(self.layers):
-            yield from layer.targets(f"model.layers.{index}.")
-        yield from self.norm.targets("")
+        yield from self.embedding.targets()
+        for layer in self.layers:
+            yield from layer.targets()
+        yield from self.norm.targets()
         yield from self.head.targets()
+
+    def finish(self) -> None:
+        """Prepare the loaded weights for the kernels; must be called once, before the first step."""
+        for layer in self.layers:
+            layer.finish()
+        self.norm.finish()
+        self.head.finish()
 
     def hidden(
         self,
@@ -71,13 +91,29 @@ class DecoderModel:
         Returns:
             The residual stream [tokens or rows, hidden] in the model's dtype, not yet normalised.
         """
-        cos, sin = self.rotary.angles(positions)
-        context = ForwardContext(cos=cos, sin=sin, attend=attend)
+        context = ForwardContext(
+            angles=tuple(rotary.angles(positions) for rotary in self.rotaries),
+            attend=attend,
+            query_factors=self.query_factors(positions),
+        )
         residual, x = self.embedding(tokens), None
+        if self.embedding_multiplier != 1:
+            residual.mul_(self.embedding_multiplier)
         for layer in self.layers[:-1]:
             x, residual = layer(x, residual, context)
-        x, residual = self.layers[-1](x, residual, context, rows)
-        return residual if x is None else residual.add_(self.collectives.all_reduce(x))
+        last = self.layers[-1]
+        x, residual = last(x, residual, context, rows)
+        if x is None:
+            return residual
+        return residual.add_(self.collectives.all_reduce(x) if last.partial_output else x)
+
+    def query_factors(self, positions: torch.Tensor) -> torch.Tensor | None:
+        """Return the factors of queries at `positions` (int64 [tokens]), [tokens, 1, 1]; None if all are 1."""
+        if self.config.block.query_scaling is None:
+            return None
+        weight, period = self.config.block.query_scaling
+        factors = 1 + weight * torch.log1p(torch.floor(positions / period))
+        return factors.to(self.embedding.weight.dtype)[:, None, None]
 
     @contextmanager
     def without_fused_swiglu(self) -> Iterator[None]:
@@ -87,28 +123,28 @@ class DecoderModel:
         it may need more memory.
         """
         methods = [layer.mlp.gate_up.method for layer in self.layers]
-        disabled = [
-            method
-            for method in methods
-            if isinstance(method, SmallBatchLinear) and method.fuses_prefill_swiglu
-        ]
-        for method in disabled:
-            method.fuses_prefill_swiglu = False
+        for method in methods:
+            method.set_prefill_fusion(False)
         try:
             yield
         finally:
-            for method in disabled:
-                method.fuses_prefill_swiglu = True
+            for method in methods:
+                method.set_prefill_fusion(True)
 
     def kernel_specs(self, batch_sizes: Collection[int]) -> set[KernelSpec]:
         """Return the specs of the GEMM kernels for these batch sizes; all layers use the same kernels."""
         layer = self.layers[0]
         specs = self.head.kernel_specs(batch_sizes)
-        specs |= method_kernel_specs(layer.mlp.gate_up.method, batch_sizes, swiglu=True)
+        specs |= layer.mlp.gate_up.method.kernel_specs(batch_sizes, activation=layer.mlp.gate)
         for linear in (layer.attention.qkv_proj, layer.attention.o_proj, layer.mlp.down):
-            specs |= method_kernel_specs(linear.method, batch_sizes)
+            specs |= linear.method.kernel_specs(batch_sizes)
         return specs
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the logits [rows, vocab] for hidden states [rows, hidden], in `out` if given."""
-        return self.head(self.norm(hidden), out)
+        logits = self.head(self.norm(hidden), out)
+        if self.config.logits_multiplier != 1:
+            logits.mul_(self.config.logits_multiplier)
+        if (cap := self.config.logits_softcap) is not None:
+            logits.div_(cap).tanh_().mul_(cap)
+        return logits

@@ -5,42 +5,23 @@ Importing this module does not import torch: the supervisor reads configurations
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from mizzen.models.block import Activation, BlockConfig
 from mizzen.models.hf_fields import Fields
+from mizzen.models.rope_config import ORIGINAL, RopeConfig, read_rope, rope_fields
 
-ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
-ORIGINAL = "original_max_position_embeddings"
 DTYPES = ("bfloat16", "float16", "float32")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeConfig:
-    """Rotary position embedding (RoFormer, arXiv 2104.09864) and its extension to longer contexts."""
-
-    kind: str = "default"
-    """Kind of extension: "default" (none), "linear" (positions are divided by `factor`), "dynamic" (a larger
-    base for longer contexts), "llama3" (frequencies are interpolated depending on their wavelengths) or
-    "yarn" (arXiv 2309.00071: frequencies are interpolated depending on how many rotations they make within
-    the original context)."""
-    theta: float = 10000.0
-    factor: float = 1.0
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 4.0
-    original_context: int = 8192
-    """Context length of pre-training in tokens (dynamic, llama3, yarn)."""
-    served_context: int = 0
-    """Context length in tokens to which `dynamic` extends the model. It is the same for all requests, because
-    requests share cached keys, which keep the rotation with which they were stored."""
-    beta_fast: float = 32.0
-    """Yarn does not change frequencies that make at least this many rotations in the original context."""
-    beta_slow: float = 1.0
-    """Yarn fully interpolates frequencies that make at most this many rotations in the original context."""
-    truncate: bool = True
-    """Whether yarn rounds the dimensions that belong to `beta_fast` and `beta_slow` to whole numbers."""
-    attention_factor: float = 1.0
-    """Factor by which yarn multiplies cosines and sines."""
+ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "gelu_new": Activation.GELU_TANH,
+    "relu2": Activation.RELU2,
+    "xielu": Activation.XIELU,
+}
+"""Activation functions by their names in config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +39,27 @@ class ModelConfig:
     norm_epsilon: float
     context_length: int
     """Maximum context length in tokens that the model supports."""
-    rope: RopeConfig
+    ropes: tuple[RopeConfig, ...]
+    """Rotary embeddings of the model; most models have one for all layers."""
     windows: tuple[int | None, ...]
     """Sliding window by layer: number of tokens that a token attends to, including itself; None for all."""
     tie_embeddings: bool
+    rope_by_layer: tuple[int, ...] = ()
+    """Index of each layer's rotary embedding in `ropes`; empty if all layers use the first."""
+    block: BlockConfig = field(default_factory=BlockConfig)
+    """Structure of the decoder layers."""
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
-    """Whether RMSNorm is applied to each head of queries and keys, before RoPE."""
+    head_bias: bool = False
+    embedding_multiplier: float = 1.0
+    """Factor of the token embeddings (Gemma, Granite)."""
+    rounds_embedding_multiplier: bool = False
+    """Whether the factor is rounded to the model's dtype before the multiplication (Gemma)."""
+    logits_multiplier: float = 1.0
+    """Factor of the logits (Cohere, Granite)."""
+    logits_softcap: float | None = None
+    """Bound c of the logits, which become c * tanh(logit / c) (Gemma 2); None for none."""
     dtype: str = "bfloat16"
     """Data type in which the weights were saved."""
     end_token_ids: tuple[int, ...] = ()
@@ -74,98 +67,18 @@ class ModelConfig:
     """Whether the model can generate text. It is False for checkpoints without an output head, which only
     compute embeddings; the model of such a checkpoint is built with a tied head."""
 
+    @property
+    def rope(self) -> RopeConfig:
+        """The model's first rotary embedding."""
+        return self.ropes[0]
+
+    def rope_index(self, layer: int) -> int:
+        """Return the index of a layer's rotary embedding in `ropes`."""
+        return self.rope_by_layer[layer] if self.rope_by_layer else 0
+
     def with_context_length(self, length: int) -> ModelConfig:
         """Return the configuration for serving contexts of up to `length` tokens."""
-        return replace(self, rope=replace(self.rope, served_context=length))
-
-
-def rope_fields(fields: Fields) -> Fields:
-    """Return the object of config.json that describes the rotary embedding; empty if there is no such object.
-
-    Raises:
-        ConfigError: `rope_parameters` and the older `rope_scaling` are both set, but differ.
-    """
-    rope, older = fields.child("rope_parameters"), fields.child("rope_scaling")
-    if not rope.values:
-        return older
-    older_values = {"rope_type" if name == "type" else name: value for name, value in older.values.items()}
-    if any(rope.values.get(name) != value for name, value in older_values.items()):
-        raise fields.error("rope_scaling", "must agree with rope_parameters: set only rope_parameters")
-    return rope
-
-
-def original_context(fields: Fields, rope: Fields, default: int | None = None) -> int:
-    """Read the context length of pre-training in tokens; a top-level field overrides one in `rope`."""
-    return (rope if fields.values.get(ORIGINAL) is None else fields).integer(ORIGINAL, default)
-
-
-def read_rope(fields: Fields) -> RopeConfig:
-    """Read the rotary embedding, from `rope_parameters` or the older `rope_theta` and `rope_scaling`.
-
-    Raises:
-        ConfigError: a field is missing or invalid, or the type of embedding is not supported.
-    """
-    rope = rope_fields(fields)
-    values = rope.values
-    kind = values.get("rope_type", values.get("type", "default"))
-    if kind not in ROPE_KINDS:
-        name = "rope_type" if "rope_type" in values else "type"
-        raise rope.error(name, f"must be one of {', '.join(ROPE_KINDS)}")
-    for holder in (fields, rope):
-        if holder.values.get("partial_rotary_factor", 1.0) != 1.0:
-            raise holder.error(
-                "partial_rotary_factor", "must be 1: partial rotary embedding is not supported"
-            )
-    theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
-    if kind == "default":
-        return RopeConfig(theta=theta)
-    factor = rope.number("factor")
-    if kind == "linear":
-        return RopeConfig(kind=kind, theta=theta, factor=factor)
-    if kind == "yarn":
-        return read_yarn(fields, rope, theta, factor)
-    if kind == "dynamic":
-        original = fields.integer("max_position_embeddings", 2048)
-        return RopeConfig(kind=kind, theta=theta, factor=factor, original_context=original)
-    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    if low >= high:
-        raise rope.error("high_freq_factor", f"must be above low_freq_factor ({low})")
-    return RopeConfig(
-        kind=kind,
-        theta=theta,
-        factor=factor,
-        low_frequency_factor=low,
-        high_frequency_factor=high,
-        original_context=original_context(fields, rope),
-    )
-
-
-def read_yarn(fields: Fields, rope: Fields, theta: float, factor: float) -> RopeConfig:
-    """Read yarn's parameters; `attention_factor` defaults to the value in section 3.4 of YaRN's paper.
-
-    Raises:
-        ConfigError: a field is missing or invalid.
-    """
-
-    def magnitude(weight: float = 1.0) -> float:
-        return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
-
-    fast, slow = rope.number("beta_fast", 32.0), rope.number("beta_slow", 1.0)
-    if slow >= fast:
-        raise rope.error("beta_slow", f"must be below beta_fast ({fast})")
-    paper_factor = magnitude()
-    if rope.values.get("mscale") and rope.values.get("mscale_all_dim"):
-        paper_factor = magnitude(rope.number("mscale")) / magnitude(rope.number("mscale_all_dim"))
-    return RopeConfig(
-        kind="yarn",
-        theta=theta,
-        factor=factor,
-        original_context=original_context(fields, rope, fields.integer("max_position_embeddings", 2048)),
-        beta_fast=fast,
-        beta_slow=slow,
-        truncate=rope.flag("truncate", True),
-        attention_factor=rope.number("attention_factor", paper_factor),
-    )
+        return replace(self, ropes=tuple(replace(rope, served_context=length) for rope in self.ropes))
 
 
 def read_context_length(fields: Fields, rope: RopeConfig, default: int) -> int:
@@ -196,6 +109,21 @@ def read_windows(fields: Fields, layers: int, everywhere: int | None) -> tuple[i
         raise fields.error("layer_types", "may contain only full_attention and sliding_attention")
     window = fields.integer("sliding_window") if "sliding_attention" in kinds else None
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def set_layer_types(fields: Fields, period: int, *, last_is_full: bool = False) -> Fields:
+    """Return the fields with `layer_types`; if it is missing, every layer whose number is a multiple of `period`
+    has full attention, and other layers have a sliding window. Layers are counted from 1.
+
+    With `last_is_full`, the last layer has full attention as well.
+    """
+    if fields.values.get("layer_types") is not None:
+        return fields
+    layers = fields.integer("num_hidden_layers")
+    kinds = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)]
+    if last_is_full:
+        kinds[-1] = "full_attention"
+    return Fields({**fields.values, "layer_types": kinds}, fields.source)
 
 
 def read_heads(fields: Fields) -> tuple[int, int, int]:
@@ -244,6 +172,19 @@ def quantizes_only_kv(quantization: Fields) -> bool:
     return values.get("config_groups") == {} and isinstance(scheme, dict) and scheme.get("num_bits") == 8
 
 
+def read_activation(fields: Fields, *names: str, default: str = "silu") -> Activation:
+    """Read the activation function from the first of the fields `names` that is set.
+
+    Raises:
+        ConfigError: the function is not supported; the message lists those that are.
+    """
+    name = next((name for name in names if fields.values.get(name) is not None), names[0])
+    value = fields.values.get(name) or default
+    if value not in ACTIVATIONS:
+        raise fields.error(name, f"must be one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[value]
+
+
 def read_decoder_config(
     fields: Fields,
     architecture: str,
@@ -252,28 +193,32 @@ def read_decoder_config(
     qkv_bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
-    qk_norm: bool = False,
     context_length: int = 2048,
     tie_embeddings: bool = False,
+    norm_epsilon: float | None = None,
+    activation: str = "silu",
+    block: BlockConfig | None = None,
+    ropes: tuple[RopeConfig, ...] | None = None,
+    rope_by_layer: tuple[int, ...] = (),
 ) -> ModelConfig:
     """Read the fields that all decoders share; the keyword arguments are specific to a family.
 
-    `context_length` and `tie_embeddings` are the family's defaults for values that config.json does not set.
-    All layers have the sliding window `window`, unless config.json lists `layer_types`.
+    `context_length`, `tie_embeddings` and `activation` are the family's defaults for values that config.json
+    does not set. All layers have the sliding window `window`, unless config.json lists `layer_types`. Without
+    `ropes`, all layers share the rotary embedding that config.json describes.
 
     Raises:
         ConfigError: a field is missing, invalid or not supported; the message names the field.
     """
     heads, kv_heads, head_dim = read_heads(fields)
-    if fields.values.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise fields.error("hidden_act", "must be silu")
     if not fields.flag("is_causal", True):
         raise fields.error("is_causal", "must be true: attention to later tokens is not supported")
     if not quantizes_only_kv(fields.child("quantization_config")):
         raise fields.error("quantization_config", "is not supported yet: use a checkpoint without it")
+    block = block or BlockConfig()
     layers = fields.integer("num_hidden_layers")
-    rope = read_rope(fields)
-    context = read_context_length(fields, rope, context_length)
+    ropes = ropes or (read_rope(fields, head_dim),)
+    context = read_context_length(fields, ropes[0], context_length)
     dtype = fields.values.get("dtype") or fields.values.get("torch_dtype") or "bfloat16"
     if dtype not in DTYPES:
         raise fields.error("dtype" if "dtype" in fields.values else "torch_dtype", f"must be in {DTYPES}")
@@ -286,15 +231,18 @@ def read_decoder_config(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        norm_epsilon=fields.number("rms_norm_eps", 1e-6),
+        norm_epsilon=fields.number("rms_norm_eps", 1e-6) if norm_epsilon is None else norm_epsilon,
         context_length=context,
-        rope=replace(rope, served_context=context),
+        ropes=tuple(replace(rope, served_context=context) for rope in ropes),
+        rope_by_layer=rope_by_layer,
         windows=read_windows(fields, layers, window),
         tie_embeddings=fields.flag("tie_word_embeddings", tie_embeddings),
+        block=replace(
+            block, activation=read_activation(fields, "hidden_activation", "hidden_act", default=activation)
+        ),
         qkv_bias=qkv_bias,
         output_bias=output_bias,
         mlp_bias=mlp_bias,
-        qk_norm=qk_norm,
         dtype=dtype,
         end_token_ids=read_token_ids(fields),
     )

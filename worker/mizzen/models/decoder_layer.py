@@ -1,4 +1,4 @@
-"""The decoder layer of the Llama family, which Mistral, Qwen2 and Qwen3 share."""
+"""The decoder layer: self-attention and a feed-forward block, with norms where the `BlockConfig` places them."""
 
 from __future__ import annotations
 
@@ -8,28 +8,68 @@ import torch
 
 from mizzen.layers.attention import ForwardContext, SelfAttention
 from mizzen.layers.context import BuildContext
-from mizzen.layers.mlp import SwiGLUMLP
-from mizzen.layers.norm import RMSNorm
+from mizzen.layers.linear import RowParallelLinear
+from mizzen.layers.mlp import MLP
+from mizzen.layers.norm import Norm, make_norm
 from mizzen.layers.weight_target import WeightTarget
+from mizzen.models.block import NormPlacement
 from mizzen.models.config import ModelConfig
+
+Output = tuple[torch.Tensor | None, torch.Tensor]
+"""Two tensors [tokens, hidden]: this layer's output on this rank, to be passed on as the `x` of the next layer,
+or None if the residual stream already contains it; and the residual stream."""
 
 
 class DecoderLayer:
-    """Self-attention and a feed-forward block; each has a norm before it and adds to the residual stream."""
+    """Self-attention and a feed-forward block, which add to the residual stream.
+
+    This class has a norm before each of them (`NormPlacement.PRE`); its subclasses have other placements.
+    """
 
     def __init__(self, build: BuildContext, config: ModelConfig, layer: int) -> None:
-        size, epsilon = config.hidden_size, config.norm_epsilon
-        self.input_norm = RMSNorm(build, "input_layernorm", size, epsilon)
-        self.attention = SelfAttention(build, config, layer)
-        self.mlp_norm = RMSNorm(build, "post_attention_layernorm", size, epsilon)
-        self.mlp = SwiGLUMLP(build, size, config.intermediate_size, config.mlp_bias)
+        block = config.block
+        prefix = f"{block.names.prefix}layers.{layer}."
+        self.collectives = build.collectives
+        self.multiplier = block.residual_multiplier
+        self.partial_output = block.placement in (NormPlacement.PRE, NormPlacement.PARALLEL)
+        """Whether the output must be summed over ranks before it is added to the residual stream."""
+        self.attention = SelfAttention(build, config, layer, f"{prefix}{block.names.attention}.")
+        self.mlp = MLP(build, config, f"{prefix}{block.names.mlp}.")
+        self.norms: dict[str, Norm] = {
+            place: make_norm(
+                build,
+                prefix + name,
+                config.hidden_size,
+                config.norm_epsilon,
+                block.norm,
+                bias=block.norm_bias,
+            )
+            for place, name in self.norm_names(config).items()
+        }
 
-    def targets(self, prefix: str) -> Iterator[WeightTarget]:
-        """Yield the destinations of the checkpoint's tensors under `prefix`."""
-        yield from self.input_norm.targets(prefix)
-        yield from self.attention.targets(prefix + "self_attn.")
-        yield from self.mlp_norm.targets(prefix)
-        yield from self.mlp.targets(prefix + "mlp.")
+    @staticmethod
+    def norm_names(config: ModelConfig) -> dict[str, str]:
+        """Return the checkpoint's name of the norm at each place of this layer."""
+        names = config.block.names
+        return {"before_attention": names.attention_norm, "before_mlp": names.mlp_norm}
+
+    def targets(self) -> Iterator[WeightTarget]:
+        """Yield the destinations of the checkpoint's tensors."""
+        for norm in self.norms.values():
+            yield from norm.targets()
+        yield from self.attention.targets()
+        yield from self.mlp.targets()
+
+    def finish(self) -> None:
+        """Prepare the loaded weights for the kernels."""
+        for norm in self.norms.values():
+            norm.finish()
+        self.attention.finish()
+        self.mlp.finish()
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply an output x in place by the residual multiplier; return it."""
+        return x if self.multiplier == 1 else x.mul_(self.multiplier)
 
     def __call__(
         self,
@@ -37,7 +77,7 @@ class DecoderLayer:
         residual: torch.Tensor,
         context: ForwardContext,
         rows: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+    ) -> Output:
         """Add the previous layer's output to the residual stream, and apply this layer.
 
         Args:
@@ -48,10 +88,109 @@ class DecoderLayer:
             rows: Indices of the tokens to continue with after the attention, int64; None for all.
 
         Returns:
-            Two tensors [tokens or rows, hidden]. The first is this layer's output on this rank, to be passed
-            on as the `x` of the next layer, or None if the residual stream already contains it. The second is
-            the residual stream.
+            This layer's output and the residual stream, for all tokens or for `rows`.
         """
-        qkv, residual = self.attention.qkv_proj.apply_after_norm(self.input_norm, x, residual)
-        x, residual = self.attention(qkv, residual, context, rows)
-        return self.mlp(self.mlp_norm, x, residual)
+        qkv, residual = self.attention.qkv_proj.apply_after_norm(
+            self.norms["before_attention"], x, residual
+        )
+        attended, residual = self.attention(qkv, residual, context, rows)
+        x = self.project(self.attention.o_proj, attended, residual)
+        middle, residual = self.mlp.apply_after_norm(self.norms["before_mlp"], x, residual)
+        return self.project(self.mlp.down, middle, residual), residual
+
+    def project(
+        self, linear: RowParallelLinear, x: torch.Tensor, residual: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Apply the last projection of a block to x; return the output, or None if `residual` contains it."""
+        if self.multiplier == 1:
+            return linear.add_to_residual(residual, x)
+        return self.scale(linear(x))
+
+
+class PostNormLayer(DecoderLayer):
+    """A decoder layer that normalises the outputs of attention and feed-forward block, but not their inputs."""
+
+    @staticmethod
+    def norm_names(config: ModelConfig) -> dict[str, str]:
+        """Return the checkpoint's name of the norm at each place of this layer."""
+        names = config.block.names
+        return {"after_attention": names.after_attention_norm, "after_mlp": names.after_mlp_norm}
+
+    def __call__(
+        self,
+        x: torch.Tensor | None,
+        residual: torch.Tensor,
+        context: ForwardContext,
+        rows: torch.Tensor | None = None,
+    ) -> Output:
+        """Apply this layer; x is already normalised, and the same on all ranks. See `DecoderLayer`."""
+        residual = residual if x is None else residual.add_(x)
+        attended, residual = self.attention(self.attention.qkv_proj(residual), residual, context, rows)
+        residual.add_(self.normalise(self.attention.o_proj(attended), "after_attention"))
+        return self.normalise(self.mlp(residual), "after_mlp"), residual
+
+    def normalise(self, x: torch.Tensor, place: str) -> torch.Tensor:
+        """Sum an output x [tokens, hidden] over ranks; return the sum normalised, and scaled."""
+        return self.scale(self.norms[place](self.collectives.all_reduce(x)))
+
+
+class SandwichLayer(PostNormLayer):
+    """A decoder layer that normalises the inputs and the outputs of attention and feed-forward block."""
+
+    @staticmethod
+    def norm_names(config: ModelConfig) -> dict[str, str]:
+        """Return the checkpoint's name of the norm at each place of this layer."""
+        return DecoderLayer.norm_names(config) | PostNormLayer.norm_names(config)
+
+    def __call__(
+        self,
+        x: torch.Tensor | None,
+        residual: torch.Tensor,
+        context: ForwardContext,
+        rows: torch.Tensor | None = None,
+    ) -> Output:
+        """Apply this layer; x is already normalised, and the same on all ranks. See `DecoderLayer`."""
+        norm = self.norms["before_attention"]
+        inputs = norm(residual) if x is None else norm.add(x, residual)
+        attended, residual = self.attention(self.attention.qkv_proj(inputs), residual, context, rows)
+        x = self.normalise(self.attention.o_proj(attended), "after_attention")
+        inputs = self.norms["before_mlp"].add(x, residual)
+        return self.normalise(self.mlp(inputs), "after_mlp"), residual
+
+
+class ParallelLayer(DecoderLayer):
+    """A decoder layer whose attention and feed-forward block have the same normalised input."""
+
+    @staticmethod
+    def norm_names(config: ModelConfig) -> dict[str, str]:
+        """Return the checkpoint's name of the norm at each place of this layer."""
+        return {"before_attention": config.block.names.attention_norm}
+
+    def __call__(
+        self,
+        x: torch.Tensor | None,
+        residual: torch.Tensor,
+        context: ForwardContext,
+        rows: torch.Tensor | None = None,
+    ) -> Output:
+        """Add the previous layer's output to the residual stream, and apply this layer; see `DecoderLayer`."""
+        norm = self.norms["before_attention"]
+        x = x if x is None else self.collectives.all_reduce(x)
+        inputs = norm(residual) if x is None else norm.add(x, residual)
+        attended, residual = self.attention(self.attention.qkv_proj(inputs), residual, context, rows)
+        inputs = inputs if rows is None else inputs[rows]
+        return self.scale(self.attention.o_proj(attended).add_(self.mlp(inputs))), residual
+
+
+LAYERS: dict[NormPlacement, type[DecoderLayer]] = {
+    NormPlacement.PRE: DecoderLayer,
+    NormPlacement.POST: PostNormLayer,
+    NormPlacement.SANDWICH: SandwichLayer,
+    NormPlacement.PARALLEL: ParallelLayer,
+}
+"""Class of the decoder layers for each placement of the norms."""
+
+
+def make_layer(build: BuildContext, config: ModelConfig, layer: int) -> DecoderLayer:
+    """Make the decoder layer number `layer` of a model."""
+    return LAYERS[config.block.placement](build, config, layer)

@@ -71,6 +71,16 @@ class Fields:
             raise self.error(name, "must be a positive number")
         return float(value)
 
+    def optional_number(self, name: str, default: float | None) -> float | None:
+        """Read a positive number or null; a missing field has the default value.
+
+        Raises:
+            ConfigError: the field is neither null nor a positive number.
+        """
+        if name in self.values and self.values[name] is None:
+            return None
+        return default if name not in self.values else self.number(name)
+
     def flag(self, name: str, default: bool = False) -> bool:
         """Read a boolean; a missing or null field has the default value.
 

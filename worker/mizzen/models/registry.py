@@ -6,14 +6,55 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from mizzen.models import llama, mistral, qwen2, qwen3
 from mizzen.models.config import ModelConfig, read_token_ids
+from mizzen.models.families import (
+    apertus,
+    cohere,
+    ernie,
+    exaone4,
+    gemma,
+    glm,
+    granite,
+    hunyuan,
+    llama,
+    mistral,
+    nemotron,
+    olmo,
+    phi3,
+    qwen2,
+    qwen3,
+    seed_oss,
+    smollm3,
+    starcoder2,
+)
 from mizzen.models.hf_fields import ConfigError, Fields
 
 ConfigReader = Callable[[Fields], ModelConfig]
 
 READERS: dict[str, ConfigReader] = {
-    family.ARCHITECTURE: family.parse_config for family in (llama, mistral, qwen2, qwen3)
+    apertus.ARCHITECTURE: apertus.parse_config,
+    cohere.COHERE: cohere.parse_cohere,
+    cohere.COHERE2: cohere.parse_cohere2,
+    ernie.ARCHITECTURE: ernie.parse_config,
+    exaone4.ARCHITECTURE: exaone4.parse_config,
+    gemma.GEMMA2: gemma.parse_gemma2,
+    gemma.GEMMA3: gemma.parse_gemma3,
+    glm.GLM: glm.parse_glm,
+    glm.GLM4: glm.parse_glm4,
+    granite.ARCHITECTURE: granite.parse_config,
+    hunyuan.ARCHITECTURE: hunyuan.parse_config,
+    llama.ARCHITECTURE: llama.parse_config,
+    mistral.ARCHITECTURE: mistral.parse_config,
+    mistral.MINISTRAL3: mistral.parse_ministral3,
+    nemotron.ARCHITECTURE: nemotron.parse_config,
+    olmo.OLMO2: olmo.parse_olmo2,
+    olmo.OLMO3: olmo.parse_olmo3,
+    phi3.ARCHITECTURE: phi3.parse_config,
+    qwen2.ARCHITECTURE: qwen2.parse_config,
+    qwen3.ARCHITECTURE: qwen3.parse_config,
+    seed_oss.ARCHITECTURE: seed_oss.parse_config,
+    smollm3.ARCHITECTURE: smollm3.parse_config,
+    starcoder2.ARCHITECTURE: starcoder2.parse_config,
 }
 """Config reader for each name that config.json may list under `architectures`."""
 HEADLESS_READERS: dict[str, ConfigReader] = {

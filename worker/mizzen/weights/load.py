@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from mizzen.layers.weight_target import WeightTarget
+from mizzen.models.block import TensorNames
 from mizzen.weights.stream import FileRange, SafetensorsHeader, stream_to_device
 
 ProgressCallback = Callable[[int, int], None]
@@ -28,9 +29,10 @@ ProgressCallback = Callable[[int, int], None]
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_LISTED = 5
-HEAD, EMBEDDING = "lm_head.weight", "embed_tokens.weight"
-BASE = "model."
-"""Prefix of all tensor names except that of the head; checkpoints of embedding models may omit it."""
+FLOATING = ("BF16", "F16", "F32", "F64")
+"""Dtypes of unquantized weights, as safetensors names them."""
+NAMES = TensorNames()
+"""Names of the tensors of Llama and most other families."""
 KV_SCALES = (".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 
 
@@ -89,18 +91,31 @@ def open_safetensors(path: Path) -> Iterator[tuple[SafetensorsHeader, Any]]:
         raise WeightsError(f"{path} cannot be read: {error}") from error
 
 
-def is_ignorable(name: str, tied: bool) -> bool:
-    """Return whether a tensor need not be loaded, because it is redundant or a scale of the KV cache.
+def is_ignorable(name: str, tied: bool, names: TensorNames) -> bool:
+    """Return whether a tensor need not be loaded: it is redundant, of another part, or a scale of the KV cache.
 
     Other code reads the scales (`mizzen.weights.kv_scales`). `tied` says that the head shares the embedding's
-    table, which makes the head's own tensor redundant.
+    table, which makes the head's own tensor redundant. `names` has the prefixes of other parts of the model.
     """
-    derived = name.endswith("rotary_emb.inv_freq") or (tied and name == HEAD)
-    return derived or name.endswith(KV_SCALES)
+    derived = name.endswith("rotary_emb.inv_freq") or (tied and name == f"{names.head}.weight")
+    return derived or name.endswith(KV_SCALES) or name.startswith(names.unused_prefixes)
+
+
+def group_by_name(targets: Iterable[WeightTarget]) -> dict[str, list[WeightTarget]]:
+    """Return the targets by the name of their tensor; a tensor that holds several layers has several."""
+    grouped: dict[str, list[WeightTarget]] = {}
+    for target in targets:
+        grouped.setdefault(target.name, []).append(target)
+    return grouped
 
 
 def load_checkpoint(
-    folder: Path, targets: Iterable[WeightTarget], *, tied: bool, progress: ProgressCallback
+    folder: Path,
+    targets: Iterable[WeightTarget],
+    *,
+    tied: bool,
+    progress: ProgressCallback,
+    names: TensorNames = NAMES,
 ) -> None:
     """Fill every target from the safetensors files of a model folder.
 
@@ -109,36 +124,38 @@ def load_checkpoint(
         targets: Destinations of all tensors.
         tied: Whether the head shares the embedding; the files may then contain a copy of it as the head.
         progress: Called after each part that is loaded.
+        names: Names of the checkpoint's tensors. Checkpoints of embedding models may omit their prefix.
 
     Raises:
         WeightsError: tensors are missing or unexpected, or have a wrong dtype or shape, or a file cannot be
             read.
     """
-    wanted = {target.name: target for target in targets}
-    total = sum(target_bytes(target) for target in wanted.values())
+    wanted = group_by_name(targets)
+    total = sum(target_bytes(target) for group in wanted.values() for target in group)
     done, unexpected = 0, []
     file_ranges: list[FileRange] = []
     progress(0, total)
     for path in checkpoint_files(folder):
         with open_safetensors(path) as (header, file):
             for name in file.keys():  # noqa: SIM118 (not a mapping)
-                target = wanted.pop(name, None) or wanted.pop(BASE + name, None)
-                if target is None:
-                    if not is_ignorable(name, tied):
+                group = wanted.pop(name, None) or wanted.pop(names.prefix + name, None)
+                if group is None:
+                    if not is_ignorable(name, tied, names):
                         unexpected.append(name)
                     continue
-                target = replace(target, name=name)
                 source = file.get_slice(name)
-                check_tensor(path, source, target)
-                if not target.destination.numel():
-                    continue
-                file_range = header.file_range(target) if target.destination.device.type == "cuda" else None
-                if file_range is not None:
-                    file_ranges.append(file_range)
-                    continue
-                target.destination.copy_(source[target.shard])
-                done += target_bytes(target)
-                progress(done, total)
+                for target in (replace(member, name=name) for member in group):
+                    check_tensor(path, source, target)
+                    if not target.destination.numel():
+                        continue
+                    on_gpu = target.destination.device.type == "cuda"
+                    file_range = header.file_range(target) if on_gpu else None
+                    if file_range is not None:
+                        file_ranges.append(file_range)
+                        continue
+                    target.destination.copy_(source[target.shard or ...])
+                    done += target_bytes(target)
+                    progress(done, total)
     wrong = {"missing": wanted, "unexpected": unexpected}
     if problems := [f"{kind}: {format_names(names)}" for kind, names in wrong.items() if names]:
         raise WeightsError(f"{folder}: tensors are {'; '.join(problems)}")
@@ -159,24 +176,26 @@ def target_bytes(target: WeightTarget) -> int:
     return target.destination.numel() * target.destination.element_size()
 
 
-def has_untied_head(folder: Path) -> bool:
+def has_untied_head(folder: Path, names: TensorNames = NAMES) -> bool:
     """Return whether a checkpoint contains a head that differs from its embedding.
 
     Raises:
         WeightsError: a file cannot be read.
     """
+    head_name, embedding_name = f"{names.head}.weight", f"{names.embedding}.weight"
+    searched = {head_name: head_name, embedding_name: embedding_name}
+    searched[names.prefix + embedding_name] = embedding_name
     places: dict[str, tuple[Path, str]] = {}
     for path in checkpoint_files(folder):
         with open_safetensors(path) as (_, file):
-            names = {HEAD, EMBEDDING, BASE + EMBEDDING}.intersection(file.keys())
-            places |= {name.removeprefix(BASE): (path, name) for name in names}
+            places |= {searched[name]: (path, name) for name in searched.keys() & set(file.keys())}
     if len(places) < 2:
         return False
     tensors: dict[str, torch.Tensor] = {}
     for part, (path, name) in places.items():
         with open_safetensors(path) as (_, file):
             tensors[part] = file.get_tensor(name)
-    head, embedding = tensors[HEAD], tensors[EMBEDDING]
+    head, embedding = tensors[head_name], tensors[embedding_name]
     return head.dtype != embedding.dtype or not torch.equal(head, embedding)
 
 
@@ -187,7 +206,7 @@ def check_tensor(path: Path, source: Any, target: WeightTarget) -> None:
         WeightsError: the tensor is not floating-point, or its shape is not that of the target.
     """
     kind = source.get_dtype()
-    if not kind.startswith(("BF", "F")):
+    if kind not in FLOATING:
         raise WeightsError(
             f"{path}: {target.name} is {kind}: quantized weights are not supported, "
             "use a checkpoint in bfloat16, float16 or float32"
@@ -211,8 +230,8 @@ def fill_dummy(targets: Iterable[WeightTarget], *, seed: int, progress: Progress
     for target in all_targets:
         device = target.destination.device
         generator = torch.Generator(device).manual_seed(seed ^ zlib.crc32(target.name.encode()))
-        if target.is_scale:
-            target.destination.fill_(1)
+        if target.fill is not None:
+            target.destination.fill_(target.fill)
         else:
             columns = target.shape[-1] if len(target.shape) > 1 else math.inf
             full = target.destination

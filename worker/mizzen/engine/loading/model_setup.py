@@ -57,7 +57,7 @@ def make_model(
         group: Process group of the ranks; None for a single rank.
     """
     fused, dummy = uses_own_kernels(options), options.load_format == "dummy"
-    if config.tie_embeddings and config.generates and not dummy and has_untied_head(Path(options.model)):
+    if config.tie_embeddings and config.generates and not dummy and has_untied_head(Path(options.model), config.block.names):
         log.warning(
             "lm_head.weight differs from the embedding, so lm_head.weight is used, "
             "although tie_word_embeddings is set"
@@ -77,8 +77,13 @@ def make_model(
             fill_dummy(model.targets(), seed=DUMMY_SEED, progress=progress)
         else:
             load_checkpoint(
-                Path(options.model), model.targets(), tied=config.tie_embeddings, progress=progress
+                Path(options.model),
+                model.targets(),
+                tied=config.tie_embeddings,
+                progress=progress,
+                names=config.block.names,
             )
+        model.finish()
     return model
 
 
@@ -109,6 +114,8 @@ def make_attention_with_kv(
         kv_heads=layer_attention.kv_heads,
         head_dim=config.head_dim,
         windows=config.windows,
+        scale=config.block.attention_scale,
+        softcap=config.block.attention_softcap,
     )
     shape = (config.layers, pages * page_size, layer_attention.kv_heads, config.head_dim)
     keys, values = (zeros(shape, dtype or weight.dtype, weight.device) for _ in range(2))

@@ -62,6 +62,8 @@ def rank_geometry(config: ModelConfig, ranks: int) -> Geometry:
         kv_heads=max(1, config.kv_heads // ranks),
         head_dim=config.head_dim,
         windows=config.windows,
+        scale=config.block.attention_scale,
+        softcap=config.block.attention_softcap,
     )
 
 

@@ -80,7 +80,7 @@ def compile_kernels(step: StepExecutor, counts: set[int], device: torch.device, 
         threads: Number of kernels to compile at the same time.
     """
     start_time, model = time.perf_counter(), step.model
-    kernels = model.kernel_specs(counts) | step.attention.decode.kernel_specs(norm=model.config.qk_norm)
+    kernels = model.kernel_specs(counts) | step.attention.decode.kernel_specs(norm=model.config.block.qk_norm is QKNorm.HEAD)
     if not kernels:
         return
     from mizzen.kernels.nvrtc import compile_in_parallel

@@ -6,19 +6,68 @@ method decides which tensors it loads and how it multiplies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from mizzen.layers.weight_target import WeightTarget
+from mizzen.models.block import Activation
+
+if TYPE_CHECKING:
+    from mizzen.kernels.nvrtc import KernelSpec
+
+
+class GateActivation(Protocol):
+    """Activation function of the gate in a feed-forward block."""
+
+    kind: Activation
+
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Return activation(gate) * up, [tokens, size], for gate and up concatenated as [tokens, 2 * size]."""
+        ...
+
+
+class InputNorm(Protocol):
+    """Norm between the residual stream and a linear layer."""
+
+    weight: torch.Tensor
+    epsilon: float
+
+    @property
+    def fusible(self) -> bool:
+        """Whether kernels may compute it as RMSNorm with `weight`, in the model's dtype."""
+        ...
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x [..., size], normalised, as a new tensor in the dtype of x."""
+        ...
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Add x to `residual` in place and return the normalised sum; all three are [tokens, size]."""
+        ...
+
+
+class LinearKind(enum.StrEnum):
+    """Role of a linear layer in a model, on which the choice of kernels may depend."""
+
+    COLUMN = "column"
+    """Sharded by output rows; its input comes from a norm."""
+    ROW = "row"
+    """Sharded by input columns; its output is summed over ranks and added to the residual stream."""
+    HEAD = "head"
+    """Output head, sharded by output rows, that is, by the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointShard:
+class LinearPart:
     """This rank's shard of one linear layer of the checkpoint, and its place in a merged layer."""
 
+    name: str
+    """Name of the layer in the checkpoint, without `.weight`."""
     first_row: int
     """Output row of the merged layer at which the shard starts."""
     rows: slice
@@ -29,20 +78,92 @@ class CheckpointShard:
     """Full shape [rows, columns] of the checkpoint layer."""
 
 
-class LinearMethod(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearSpec:
+    """One linear layer on one rank: everything by which a factory chooses and makes a linear method."""
+
+    parts: tuple[LinearPart, ...]
+    rows: int
+    """Output rows on this rank; at least those of all parts, and more in a padded head."""
+    columns: int
+    """Input columns on this rank."""
+    bias: bool
+    kind: LinearKind
+    dtype: torch.dtype
+    device: torch.device
+
+
+class LinearMethod(ABC):
     """Weights of one linear layer, and the multiplication by them.
 
+    A method must have `targets` and `apply`; the others may be overridden where a format has a faster way.
     Whatever their format, the weights keep their addresses once loaded, so that captured graphs stay valid.
     """
 
-    def targets(self, name: str, shard: CheckpointShard) -> Iterator[WeightTarget]:
-        """Yield the destinations of the tensors of checkpoint layer `name`; this rank needs `shard` of it."""
-        ...
+    @abstractmethod
+    def targets(self) -> Iterator[WeightTarget]:
+        """Yield the destinations of the checkpoint's tensors."""
 
+    @abstractmethod
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply x [tokens, columns]; return [tokens, rows], in `out` (rows may be strided) if given."""
-        ...
+
+    @abstractmethod
+    def permute_rows(self, order: torch.Tensor) -> None:
+        """Replace output row i by row order[i] (int64 [rows]), after loading and before `finish`."""
+
+    def finish(self) -> None:  # noqa: B027 (optional)
+        """Prepare the loaded weights for the kernels, before any graph is captured."""
+
+    def apply_gated(self, x: torch.Tensor, activation: GateActivation) -> torch.Tensor:
+        """Multiply x [tokens, columns] by gate and up; return activation(gate) * up, [tokens, rows / 2].
+
+        The weight holds the gate rows followed by the up rows.
+        """
+        return activation.gate(self.apply(x))
+
+    def apply_after_norm(
+        self,
+        norm: InputNorm,
+        x: torch.Tensor | None,
+        residual: torch.Tensor,
+        activation: GateActivation | None,
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Add x to the residual stream, normalise the sum and multiply by the weights, all in one kernel.
+
+        Args:
+            norm: Norm between the residual stream and the multiplication.
+            x: Tensor [tokens, columns] to add to the residual stream; None to add nothing.
+            residual: Residual stream [tokens, columns].
+            activation: Activation of the gate if the outputs are gate and up; None if they are not.
+
+        Returns:
+            The outputs [tokens, rows], or activation(gate) * up [tokens, rows / 2], and the residual stream
+            with x added. If no fused kernel is faster than separate kernels, nothing is done, and the result
+            is None.
+        """
+        return None
+
+    def add_to_residual(self, residual: torch.Tensor, x: torch.Tensor) -> bool:
+        """Multiply x [tokens, columns], and add the product to `residual` [tokens, rows] in place.
+
+        Returns:
+            True if this was done. False if the method has no GEMM that adds, and has done nothing.
+        """
+        return False
+
+    def kernel_specs(
+        self, batch_sizes: Iterable[int], *, activation: GateActivation | None = None
+    ) -> set[KernelSpec]:
+        """Return the specs of kernels to compile at start-up for these batch sizes.
+
+        `activation` is given for a layer whose outputs are gate and up.
+        """
+        return set()
+
+    def set_prefill_fusion(self, enabled: bool) -> None:  # noqa: B027 (optional)
+        """Allow or forbid kernels that save memory of prefills, in layers whose outputs are gate and up."""
 
 
-LinearFactory = Callable[[int, int, bool, torch.dtype, torch.device], LinearMethod]
-"""Function (rows, columns, bias, dtype, device) that makes the linear method of one layer."""
+LinearFactory = Callable[[LinearSpec], LinearMethod]
+"""Function that makes the linear method of one layer."""

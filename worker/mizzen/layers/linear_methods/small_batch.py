@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mizzen.layers.linear_methods.base import LinearMethod
+from mizzen.layers.linear_methods.base import GateActivation, InputNorm, LinearKind, LinearSpec
 from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
-from mizzen.layers.norm import RMSNorm
+from mizzen.models.block import Activation
 
 if TYPE_CHECKING:
     from mizzen.kernels.nvrtc import KernelSpec
 
+MAX_BATCH_BEFORE_ATTENTION = ((8 << 20, 64), (256 << 20, 48))
+"""Pairs (elements, rows): for weights of up to `elements` elements, a column-parallel layer uses the
+small-batch kernels without SwiGLU for up to `rows` rows of x. The first pair that fits applies. For more rows
+or larger weights, cuBLAS is faster, as measured in whole steps."""
 MAX_NORM_COLUMNS = 2048
 """Maximum number of elements in an input row; for longer rows, the norm is not fused into the GEMV.
 
@@ -29,17 +33,23 @@ In the fused kernel, every block normalises the whole row. Longer rows use a sep
 class SmallBatchLinear(UnquantizedLinear):
     """Unquantized weights with Mizzen's own GEMMs for small batches, which can include norm and SwiGLU."""
 
-    def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(rows, columns, bias, dtype, device)
+    def __init__(self, spec: LinearSpec) -> None:
+        super().__init__(spec)
+        bias = spec.bias
         self.max_batch = 0 if bias else max_small_batch(self.weight)
         """Maximum number of rows in a batch that uses the small-batch kernels; 0 if no batch uses them."""
         self.max_swiglu_batch = 0 if bias else max_small_batch(self.weight, swiglu=True)
         """Maximum number of rows in a batch that uses small-batch kernels with fused SwiGLU; 0 if no batch
         uses them."""
-        self.fuses_prefill_swiglu = not bias and supports_prefill_swiglu(self.weight)
+        self.supports_prefill_swiglu = not bias and supports_prefill_swiglu(self.weight)
+        self.fuses_prefill_swiglu = self.supports_prefill_swiglu
         """Whether large batches use the fused gate-up SwiGLU kernel wherever it is faster."""
-        self.defer_pdl = False
+        self.defer_pdl = spec.kind is LinearKind.COLUMN
         """Whether the next kernel must not start early; see `mizzen.kernels.gemm.swap_ab.swap_ab_gemm`."""
+        if spec.kind is LinearKind.COLUMN:
+            size = spec.rows * spec.columns
+            max_batch = next((rows for weights, rows in MAX_BATCH_BEFORE_ATTENTION if size <= weights), 0)
+            self.max_batch = min(self.max_batch, max_batch)
 
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply x [tokens, columns]; return [tokens, rows], in `out` if given."""
@@ -47,24 +57,28 @@ class SmallBatchLinear(UnquantizedLinear):
             return small_batch_gemm(self.weight, x, out, defer_pdl=self.defer_pdl)
         return super().apply(x, out)
 
-    def apply_swiglu(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply x [tokens, columns] by gate and up; return silu(gate) * up, [tokens, rows / 2].
+    def apply_gated(self, x: torch.Tensor, activation: GateActivation) -> torch.Tensor:
+        """Multiply x [tokens, columns] by gate and up; return activation(gate) * up, [tokens, rows / 2].
 
         The weight holds the gate rows followed by the up rows.
         """
-        if len(x) <= self.max_swiglu_batch:
-            return small_batch_gemm(self.weight, x, None, swiglu=True)
-        if self.fuses_prefill_swiglu and (out := prefill_swiglu(self.weight, x)) is not None:
-            return out
-        from mizzen.kernels.swiglu import silu_mul
+        if activation.kind is Activation.SILU:
+            if len(x) <= self.max_swiglu_batch:
+                return small_batch_gemm(self.weight, x, None, swiglu=True)
+            if self.fuses_prefill_swiglu and (out := prefill_swiglu(self.weight, x)) is not None:
+                return out
+            return activation.gate(super().apply(x))
+        return super().apply_gated(x, activation)
 
-        return silu_mul(super().apply(x))
-
-    def kernel_specs(self, batch_sizes: Iterable[int], *, swiglu: bool) -> set[KernelSpec]:
+    def kernel_specs(
+        self, batch_sizes: Iterable[int], *, activation: GateActivation | None = None
+    ) -> set[KernelSpec]:
         """Return the specs of the kernels for these batch sizes.
 
-        With `swiglu`, the result also contains the spec of the prefill kernel if this layer uses that kernel.
+        With a SwiGLU `activation`, the result also contains the spec of the prefill kernel if this layer uses
+        that kernel.
         """
+        swiglu = activation is not None and activation.kind is Activation.SILU
         max_batch = self.max_swiglu_batch if swiglu else self.max_batch
         defer_pdl = self.defer_pdl and not swiglu
         specs = gemm_kernel_specs(self.weight, batch_sizes, max_batch, swiglu=swiglu, defer_pdl=defer_pdl)
@@ -74,23 +88,25 @@ class SmallBatchLinear(UnquantizedLinear):
 
         return specs | {kernel_spec()}
 
+    def set_prefill_fusion(self, enabled: bool) -> None:
+        """Allow or forbid the fused gate-up SwiGLU kernel of large batches."""
+        self.fuses_prefill_swiglu = enabled and self.supports_prefill_swiglu
+
     def apply_after_norm(
-        self, norm: RMSNorm, x: torch.Tensor | None, residual: torch.Tensor, swiglu: bool
+        self,
+        norm: InputNorm,
+        x: torch.Tensor | None,
+        residual: torch.Tensor,
+        activation: GateActivation | None,
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Add x to the residual stream, normalise the sum and multiply by the weights, all in one kernel.
 
-        Args:
-            norm: Norm between the residual stream and the multiplication.
-            x: Tensor [tokens, columns] to add to the residual stream; None to add nothing.
-            residual: Residual stream [tokens, columns].
-            swiglu: Whether the outputs are gate and up; then silu(gate) * up is returned.
-
-        Returns:
-            The outputs [tokens, rows], or [tokens, rows / 2] with `swiglu`, and the residual stream with x
-            added. If no fused kernel is faster than separate kernels, nothing is done, and the result is
-            None.
+        Only a single token has such a kernel; see `LinearMethod.apply_after_norm`.
         """
+        swiglu = activation is not None
         if len(residual) != 1 or not self.max_batch or self.weight.shape[1] > MAX_NORM_COLUMNS:
+            return None
+        if not norm.fusible or (activation is not None and activation.kind is not Activation.SILU):
             return None
         from mizzen.kernels.gemm.gemv import PreNorm, gemv
 
@@ -101,13 +117,6 @@ class SmallBatchLinear(UnquantizedLinear):
         pre_norm = PreNorm(scale=norm.weight, epsilon=norm.epsilon, residual=residual)
         out = gemv(self.weight, x, swiglu=swiglu, norm=pre_norm, new_residual=new_residual)
         return out, new_residual
-
-
-def method_kernel_specs(
-    method: LinearMethod, batch_sizes: Iterable[int], *, swiglu: bool = False
-) -> set[KernelSpec]:
-    """Return the kernel specs of a `SmallBatchLinear`; an empty set for any other linear method."""
-    return method.kernel_specs(batch_sizes, swiglu=swiglu) if isinstance(method, SmallBatchLinear) else set()
 
 
 def gemm_kernel_specs(

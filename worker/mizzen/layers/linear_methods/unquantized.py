@@ -7,33 +7,41 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from mizzen.layers.linear_methods.base import CheckpointShard
+from mizzen.layers.linear_methods.base import LinearMethod, LinearSpec
 from mizzen.layers.weight_target import WeightTarget
 
 
-class UnquantizedLinear:
+class UnquantizedLinear(LinearMethod):
     """Unquantized weights: `weight` [rows, columns] and an optional `bias` [rows], in the model's dtype."""
 
-    def __init__(self, rows: int, columns: int, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
-        self.weight = torch.empty(rows, columns, dtype=dtype, device=device)
-        self.bias = torch.empty(rows, dtype=dtype, device=device) if bias else None
+    def __init__(self, spec: LinearSpec) -> None:
+        self.spec = spec
+        self.weight = torch.empty(spec.rows, spec.columns, dtype=spec.dtype, device=spec.device)
+        self.bias = torch.empty(spec.rows, dtype=spec.dtype, device=spec.device) if spec.bias else None
 
-    def targets(self, name: str, shard: CheckpointShard) -> Iterator[WeightTarget]:
-        """Yield the destinations of the tensors of checkpoint layer `name`; this rank needs `shard` of it."""
-        own_rows = slice(shard.first_row, shard.first_row + shard.rows.stop - shard.rows.start)
-        yield WeightTarget(
-            name=f"{name}.weight",
-            shape=shard.shape,
-            shard=(shard.rows, shard.columns),
-            destination=self.weight[own_rows],
-        )
-        if self.bias is not None:
+    def targets(self) -> Iterator[WeightTarget]:
+        """Yield the destinations of the weights and biases of all parts."""
+        for part in self.spec.parts:
+            own_rows = slice(part.first_row, part.first_row + part.rows.stop - part.rows.start)
             yield WeightTarget(
-                name=f"{name}.bias",
-                shape=shard.shape[:1],
-                shard=(shard.rows,),
-                destination=self.bias[own_rows],
+                name=f"{part.name}.weight",
+                shape=part.shape,
+                shard=(part.rows, part.columns),
+                destination=self.weight[own_rows],
             )
+            if self.bias is not None:
+                yield WeightTarget(
+                    name=f"{part.name}.bias",
+                    shape=part.shape[:1],
+                    shard=(part.rows,),
+                    destination=self.bias[own_rows],
+                )
+
+    def permute_rows(self, order: torch.Tensor) -> None:
+        """Replace output row i by row order[i] (int64 [rows])."""
+        self.weight.copy_(self.weight[order])
+        if self.bias is not None:
+            self.bias.copy_(self.bias[order])
 
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply x [tokens, columns]; return [tokens, rows], in `out` if given."""
@@ -42,3 +50,10 @@ class UnquantizedLinear:
         if self.bias is None:
             return torch.mm(x, self.weight.t(), out=out)
         return torch.addmm(self.bias, x, self.weight.t(), out=out)
+
+    def add_to_residual(self, residual: torch.Tensor, x: torch.Tensor) -> bool:
+        """Multiply x [tokens, columns] without the bias, and add the product to `residual` in place."""
+        if self.bias is not None:
+            return False
+        torch.addmm(residual, x, self.weight.t(), out=residual)
+        return True

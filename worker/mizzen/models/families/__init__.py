@@ -1,0 +1,1 @@
+"""Families of decoder models; each module reads the config.json of one family into a `ModelConfig`."""

@@ -1,0 +1,33 @@
+"""EXAONE 4 (arXiv 2507.11407): norms behind each block, QK norm, and layers without rotary embedding."""
+
+from __future__ import annotations
+
+from mizzen.models.block import BlockConfig, NormPlacement, QKNorm
+from mizzen.models.config import ModelConfig, read_decoder_config, read_heads, set_layer_types
+from mizzen.models.hf_fields import Fields
+from mizzen.models.rope_config import RopeConfig, read_rope
+
+ARCHITECTURE = "Exaone4ForCausalLM"
+
+
+def parse_config(fields: Fields) -> ModelConfig:
+    """Read the config.json of an EXAONE 4 model.
+
+    In models with sliding windows, layers with full attention have no rotary embedding.
+    """
+    fields = Fields({"sliding_window": 4096, **fields.values}, fields.source)
+    ropes: tuple[RopeConfig, ...] = (read_rope(fields, read_heads(fields)[2]),)
+    by_layer: tuple[int, ...] = ()
+    if fields.values["sliding_window"] is not None:
+        period = fields.integer("sliding_window_pattern", 4)
+        fields = set_layer_types(fields, period, last_is_full=True)
+        ropes += (RopeConfig(kind="none"),)
+        by_layer = tuple(int(kind == "full_attention") for kind in fields.values["layer_types"])
+    return read_decoder_config(
+        fields,
+        ARCHITECTURE,
+        norm_epsilon=fields.number("rms_norm_eps", 1e-5),
+        block=BlockConfig(placement=NormPlacement.POST, qk_norm=QKNorm.HEAD),
+        ropes=ropes,
+        rope_by_layer=by_layer,
+    )

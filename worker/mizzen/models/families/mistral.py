@@ -1,0 +1,41 @@
+"""Mistral (arXiv 2310.06825) and Ministral 3: Llama with an optional sliding window in every layer."""
+
+from __future__ import annotations
+
+from mizzen.models.block import BlockConfig
+from mizzen.models.config import ModelConfig, read_decoder_config
+from mizzen.models.hf_fields import Fields
+from mizzen.models.rope_config import original_context, read_rope, rope_fields
+
+ARCHITECTURE, MINISTRAL3 = "MistralForCausalLM", "Ministral3ForCausalLM"
+
+
+def parse_config(fields: Fields) -> ModelConfig:
+    """Read the config.json of a Mistral model.
+
+    If `sliding_window` is null, attention is full; if it is absent, the window is 4096 tokens.
+    """
+    full = "sliding_window" in fields.values and fields.values["sliding_window"] is None
+    window = None if full else fields.integer("sliding_window", 4096)
+    return read_decoder_config(fields, ARCHITECTURE, window=window, context_length=131072)
+
+
+def parse_ministral3(fields: Fields) -> ModelConfig:
+    """Read the config.json of a Ministral 3 model.
+
+    Queries grow with their positions if `rope_parameters` has `llama_4_scaling_beta`.
+    """
+    fields = Fields({"head_dim": 128, "num_key_value_heads": 8, **fields.values}, fields.source)
+    window, rope = fields.values.get("sliding_window"), rope_fields(fields)
+    scaling = None
+    if rope.values.get("llama_4_scaling_beta"):
+        scaling = (rope.number("llama_4_scaling_beta"), original_context(fields, rope))
+    return read_decoder_config(
+        fields,
+        MINISTRAL3,
+        window=None if window is None else fields.integer("sliding_window"),
+        context_length=262144,
+        norm_epsilon=fields.number("rms_norm_eps", 1e-5),
+        block=BlockConfig(query_scaling=scaling),
+        ropes=(read_rope(fields, fields.integer("head_dim"), theta=1_000_000.0),),
+    )

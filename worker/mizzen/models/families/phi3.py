@@ -1,0 +1,25 @@
+"""Phi-3 and Phi-4 (arXiv 2404.14219, 2412.08905): Llama with fused projections and longrope."""
+
+from __future__ import annotations
+
+from mizzen.models.block import BlockConfig, TensorNames
+from mizzen.models.config import ModelConfig, read_decoder_config, read_heads
+from mizzen.models.hf_fields import Fields
+from mizzen.models.rope_config import read_rope
+
+ARCHITECTURE = "Phi3ForCausalLM"
+NAMES = TensorNames(query_key_value=("qkv_proj",) * 3, gate_up=("gate_up_proj",) * 2)
+
+
+def parse_config(fields: Fields) -> ModelConfig:
+    """Read the config.json of a Phi-3 or Phi-4 model."""
+    window = fields.values.get("sliding_window")
+    return read_decoder_config(
+        fields,
+        ARCHITECTURE,
+        window=None if window is None else fields.integer("sliding_window"),
+        context_length=4096,
+        norm_epsilon=fields.number("rms_norm_eps", 1e-5),
+        block=BlockConfig(names=NAMES),
+        ropes=(read_rope(fields, read_heads(fields)[2], rotary_fraction=1.0),),
+    )
