@@ -47,7 +47,8 @@ class Limits:
         """Number of weights in all layers together."""
         c = self.config
         attention = c.hidden_size * c.head_dim * (2 * c.heads + 2 * c.kv_heads)
-        return c.layers * (attention + 3 * c.hidden_size * c.intermediate_size)
+        projections = 3 if c.block.gated else 2
+        return c.layers * (attention + projections * c.hidden_size * c.intermediate_size)
 
     @property
     def head(self) -> int:
@@ -59,6 +60,11 @@ class Limits:
         """Bytes of KV per token, in all layers together."""
         return 2 * self.config.layers * self.config.kv_heads * self.config.head_dim * self.kv_element
 
+    def kv_bytes(self, context: float) -> float:
+        """Return the bytes of KV that a token at the end of a context of that many tokens reads."""
+        layers = (min(context, window or math.inf) for window in self.config.windows)
+        return sum(layers) * self.token_bytes / self.config.layers
+
     def decode(self, batch: int, context: float) -> float:
         """Return the minimum seconds of a step that decodes `batch` rows of `context` tokens each.
 
@@ -67,7 +73,7 @@ class Limits:
         """
         weights = self.body + self.head
         gemms = max(self.element * weights / self.bandwidth, 2 * weights * batch / self.flops)
-        return (gemms + batch * context * self.token_bytes / self.bandwidth) / self.gpus
+        return (gemms + batch * self.kv_bytes(context) / self.bandwidth) / self.gpus
 
     def operations(self, tokens: int, start: int = 0) -> float:
         """Return the number of operations to prefill `tokens` tokens that follow `start` cached tokens."""

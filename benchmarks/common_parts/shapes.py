@@ -59,6 +59,63 @@ def llama_rope(factor: float) -> dict[str, Any]:
     }
 
 
+GEMMA3 = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "vocab_size": 262208,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 6,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "dtype": "bfloat16",
+    "eos_token_id": 1,
+}
+PHI4 = {
+    "architectures": ["Phi3ForCausalLM"],
+    "vocab_size": 100352,
+    "max_position_embeddings": 16384,
+    "original_max_position_embeddings": 16384,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 250000.0,
+    "dtype": "bfloat16",
+    "eos_token_id": 100265,
+}
+MISTRAL = {
+    "architectures": ["MistralForCausalLM"],
+    "vocab_size": 131072,
+    "head_dim": 128,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 100000000.0,
+    "sliding_window": None,
+    "dtype": "bfloat16",
+    "eos_token_id": 2,
+}
+OLMO3 = {
+    "architectures": ["Olmo3ForCausalLM"],
+    "vocab_size": 100278,
+    "max_position_embeddings": 65536,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "attention_factor": 1.2079441541679836,
+    },
+    "sliding_window": 4096,
+    "dtype": "bfloat16",
+    "eos_token_id": 100257,
+}
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": shape(QWEN3, 1024, 3072, 28, 16, tie_word_embeddings=True),
     "qwen3-8b": shape(QWEN3, 4096, 12288, 36, 32, tie_word_embeddings=False),
@@ -69,6 +126,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": shape(
         LLAMA3, 4096, 14336, 32, 32, head_dim=128, tie_word_embeddings=False, rope_scaling=llama_rope(8.0)
     ),
+    "gemma-3-12b": shape(GEMMA3, 3840, 15360, 48, 16),
+    "phi-4": shape(PHI4, 5120, 17920, 40, 40, num_key_value_heads=10),
+    "mistral-small-24b": shape(MISTRAL, 5120, 32768, 40, 32),
+    "olmo-3-7b": shape(OLMO3, 4096, 11008, 32, 32, num_key_value_heads=32),
     "tiny": shape(QWEN3, 64, 96, 2, 8, tie_word_embeddings=True, head_dim=16, vocab_size=512, eos_token_id=1),
 }
 """config.json of each shape; "tiny" is not a real model, but serves to check that everything works."""

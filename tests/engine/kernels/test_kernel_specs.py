@@ -63,9 +63,7 @@ def test_linear_layers_load_exactly_the_kernels_compiled_at_start_up(
         device=torch.device("meta"),
     )
     method = SmallBatchLinear(spec)
-    silu = ActivationFunction(
-        BuildContext(device=spec.device, dtype=spec.dtype, fused=True), Activation.SILU
-    )
+    silu = ActivationFunction(BuildContext(device=spec.device, dtype=spec.dtype, fused=True), Activation.SILU)
     method.max_batch, method.max_swiglu_batch, method.defer_pdl = 48, 256, True
     method.fuses_prefill_swiglu = True
     batch_sizes = (1, 2, 4, *range(8, 513, 8), 1024)

@@ -12,8 +12,8 @@ from transformers import Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from mizzen.layers.rope import inverse_frequencies
+from mizzen.models.families.qwen3 import parse_config
 from mizzen.models.hf_fields import ConfigError, Fields
-from mizzen.models.qwen3 import parse_config
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 64,

@@ -129,6 +129,7 @@ class FlashAttention3(AttentionBackend):
                 qkv_dtype=self.kv.keys.dtype,
                 page_size=page,
                 window_size=flash_window(window, causal=False),
+                has_softcap=geometry.softcap is not None,
             )
             for window in set(geometry.windows)
         }
@@ -145,6 +146,8 @@ class FlashAttention3(AttentionBackend):
                 window_size=flash_window(window, causal=False),
                 scheduler_metadata=schedules[window],
                 k_descale=self.descale(layer, len(slots)),
+                softmax_scale=geometry.score_scale,
+                softcap=geometry.softcap or 0.0,
                 out=out[:, None],
             )
 
@@ -183,6 +186,7 @@ class FlashAttention3(AttentionBackend):
                 page_size=page,
                 causal=True,
                 window_size=flash_window(window, causal=True),
+                has_softcap=geometry.softcap is not None,
             )
             for window in set(geometry.windows)
         }
@@ -202,6 +206,8 @@ class FlashAttention3(AttentionBackend):
                 window_size=flash_window(window, causal=True),
                 scheduler_metadata=schedules[window],
                 k_descale=self.descale(layer, len(slots)),
+                softmax_scale=geometry.score_scale,
+                softcap=geometry.softcap or 0.0,
                 out=out,
             )
 

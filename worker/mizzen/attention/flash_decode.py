@@ -62,6 +62,8 @@ def unsupported_reason(geometry: Geometry, kv: KVFormat) -> str | None:
         return reason
     if geometry.gqa_group_size > MAX_GQA_GROUP_SIZE:
         return f"at most {MAX_GQA_GROUP_SIZE} query heads may share a KV head, not {geometry.gqa_group_size}"
+    if geometry.softcap is not None:
+        return "it does not support attn_logit_softcapping"
     return None
 
 
@@ -116,6 +118,7 @@ class FlashDecodeBatch:
     def fuse_qkv_prep(self, slot_mapping: torch.Tensor) -> FusedDecode:
         """Return a fused decode that stores new keys and values in KV slots `slot_mapping` (int64 [rows])."""
         from mizzen.kernels.attention.flash_decode_triton import QKVPrep
+        from mizzen.kernels.attention.qk_norm_rope import qk_norm_rope
 
         def run(
             layer: int,
@@ -126,6 +129,12 @@ class FlashDecodeBatch:
             sin: torch.Tensor,
             out: torch.Tensor,
         ) -> None:
+            if norms is not None and norms[0].dtype != qkv.dtype and self.backend.uses_mma:
+                # This kernel reads only weights in the dtype of the queries.
+                keys, values = self.backend.kv.keys[layer], self.backend.kv.values[layer]
+                q = qk_norm_rope(qkv, norms, epsilon, cos, sin, slot_mapping, keys, values)
+                self.attend(layer, q, None, out)
+                return
             qkv_prep = QKVPrep(norms=norms, epsilon=epsilon, cos=cos, sin=sin, slot_mapping=slot_mapping)
             self.attend(layer, qkv, qkv_prep, out)
 
@@ -147,6 +156,7 @@ class FlashDecodeBatch:
             lengths=self.lengths,
             table=self.table,
             page_size=kv.page_size,
+            score_scale=self.backend.geometry.score_scale,
         )
         backend, window = self.backend, self.backend.geometry.windows[layer]
         split_plan = {} if self.plans is None else {"items": self.plans[window]}

@@ -71,6 +71,8 @@ def unsupported_reason(geometry: Geometry, kv: KVFormat, template: str = "fa2") 
     )
     if reason is not None:
         return reason
+    if geometry.softcap is not None:
+        return "it does not support attn_logit_softcapping"
     if importlib.util.find_spec("flashinfer") is None:
         return "it needs the package flashinfer-python (pip install 'mizzen[gpu]')"
     if not (has_compiled_kernels() or has_compiler()):
@@ -277,6 +279,7 @@ class FlashInferAttention(AttentionBackend):
             "head_dim": geometry.head_dim,
             "page_size": self.kv.page_size,
             "window_left": -1 if window is None else window - 1,
+            "sm_scale": geometry.score_scale,
             "q_data_type": torch.bfloat16 if self.kv.quantized else stored,
             "kv_data_type": stored,
         }

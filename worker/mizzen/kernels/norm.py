@@ -73,8 +73,8 @@ def rms_norm(
 ) -> torch.Tensor:
     """Return x [rows, size] with its rows RMS-normalised and scaled by `weight` [size], in `out` if given.
 
-    The rows of x and `out` may be strided, and `out` may be x. Both have the model's dtype; the weight may also
-    be float32. Sums are in float32.
+    The rows of x and `out` may be strided, and `out` may be x. Both have the model's dtype; the weight may
+    also be float32. Sums are in float32.
     """
     return _launch(x, None, weight, epsilon, out)
 

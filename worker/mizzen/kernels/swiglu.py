@@ -31,14 +31,12 @@ def _gate_mul_kernel(gate_up, out, size, BLOCK: tl.constexpr, TANH: tl.constexpr
 
 
 def gate_mul(gate_up: torch.Tensor, *, tanh: bool = False) -> torch.Tensor:
-    """Return activation(gate) * up, [rows, size], for gate and up concatenated as [rows, 2 * size] (contiguous).
+    """Return activation(gate) * up, [rows, size], for gate and up together, [rows, 2 * size] (contiguous).
 
     The activation is SiLU, or with `tanh` GELU in its tanh approximation.
     """
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     grid = (rows, triton.cdiv(size, BLOCK))
-    _gate_mul_kernel[grid](
-        gate_up, out, size, BLOCK=BLOCK, TANH=tanh, num_warps=4, **pdl_launch_options(out)
-    )
+    _gate_mul_kernel[grid](gate_up, out, size, BLOCK=BLOCK, TANH=tanh, num_warps=4, **pdl_launch_options(out))
     return out

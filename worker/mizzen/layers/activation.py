@@ -47,7 +47,7 @@ class ActivationFunction:
         return self.function(x)
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Return activation(gate) * up, [tokens, size], for gate and up concatenated as [tokens, 2 * size]."""
+        """Return activation(gate) * up, [tokens, size], for gate and up together, [tokens, 2 * size]."""
         if self.fused and self.kind in (Activation.SILU, Activation.GELU_TANH):
             from mizzen.kernels.swiglu import gate_mul
 
@@ -66,9 +66,9 @@ class XIELU(ActivationFunction):
         self.kind = Activation.XIELU
         self.fused = False
         self.prefix = prefix
-        self.parameters = {
-            name: build.allocate(1) for name in ("alpha_p", "alpha_n")
-        } | {name: build.allocate() for name in ("beta", "eps")}
+        self.parameters = {name: build.allocate(1) for name in ("alpha_p", "alpha_n")} | {
+            name: build.allocate() for name in ("beta", "eps")
+        }
         self.alpha_p = self.alpha_n = self.beta = self.epsilon = 0.0
 
     def targets(self) -> Iterator[WeightTarget]:

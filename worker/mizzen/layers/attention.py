@@ -57,7 +57,9 @@ class SelfAttention:
         )
         self.order = half_split_order(config.ropes[self.rope_index], head_dim)
         """Order of the elements of query and key heads in memory; None for the checkpoint's order."""
-        self.qk_norm = None if block.qk_norm is None else QKNormLayer(build, config, prefix, q_shard, kv_shard)
+        self.qk_norm = (
+            None if block.qk_norm is None else QKNormLayer(build, config, prefix, q_shard, kv_shard)
+        )
         self.norm_after_rope = block.qk_norm_after_rope
         self.fused = build.fused and (
             self.qk_norm is None or (self.qk_norm.fusible and not self.norm_after_rope)
@@ -150,6 +152,4 @@ class SelfAttention:
         from mizzen.kernels.attention.qk_norm_rope import qk_norm_rope
 
         keys, values = attend.kv.keys[self.layer], attend.kv.values[self.layer]
-        return qk_norm_rope(
-            qkv, self.norms, self.epsilon, cos, sin, attend.slot_mapping, keys, values
-        )
+        return qk_norm_rope(qkv, self.norms, self.epsilon, cos, sin, attend.slot_mapping, keys, values)

@@ -29,8 +29,8 @@ rows, a separate addition was measured to be faster (on an H200)."""
 class OutputRows:
     """Output rows of one linear layer, and those that this rank holds.
 
-    Layers whose rows lie in one checkpoint tensor have the same name; `offset` and `total` then give the place
-    of their rows in it.
+    Layers whose rows lie in one checkpoint tensor have the same name; `offset` and `total` then give the
+    place of their rows in it.
     """
 
     name: str

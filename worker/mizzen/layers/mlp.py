@@ -1,4 +1,4 @@
-"""Feed-forward blocks: gated, as SwiGLU (arXiv 2002.05202), or with a single projection before the activation."""
+"""Feed-forward blocks: with a gate, as SwiGLU (arXiv 2002.05202), or without."""
 
 from __future__ import annotations
 

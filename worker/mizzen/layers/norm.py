@@ -132,7 +132,9 @@ class LayerNorm(Norm):
         if self.weight.dim() == 1:
             if self.weight.dtype == x.dtype:
                 return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
-            return F.layer_norm(x.float(), self.weight.shape, self.weight, self.bias, self.epsilon).to(x.dtype)
+            return F.layer_norm(x.float(), self.weight.shape, self.weight, self.bias, self.epsilon).to(
+                x.dtype
+            )
         normalised = F.layer_norm(x.float(), self.weight.shape[-1:], None, None, self.epsilon)
         return normalised.mul_(self.weight).to(x.dtype)
 

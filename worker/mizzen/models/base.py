@@ -108,7 +108,7 @@ class DecoderModel:
         return residual.add_(self.collectives.all_reduce(x) if last.partial_output else x)
 
     def query_factors(self, positions: torch.Tensor) -> torch.Tensor | None:
-        """Return the factors of queries at `positions` (int64 [tokens]), [tokens, 1, 1]; None if all are 1."""
+        """Return factors [tokens, 1, 1] of queries at `positions` (int64 [tokens]); None if all are 1."""
         if self.config.block.query_scaling is None:
             return None
         weight, period = self.config.block.query_scaling

@@ -112,10 +112,10 @@ def read_windows(fields: Fields, layers: int, everywhere: int | None) -> tuple[i
 
 
 def set_layer_types(fields: Fields, period: int, *, last_is_full: bool = False) -> Fields:
-    """Return the fields with `layer_types`; if it is missing, every layer whose number is a multiple of `period`
-    has full attention, and other layers have a sliding window. Layers are counted from 1.
+    """Return the fields with `layer_types`, which is added if it is missing.
 
-    With `last_is_full`, the last layer has full attention as well.
+    Then every layer whose number, counted from 1, is a multiple of `period` has full attention, and with
+    `last_is_full` the last layer has it as well. Other layers have a sliding window.
     """
     if fields.values.get("layer_types") is not None:
         return fields

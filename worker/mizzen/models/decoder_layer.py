@@ -1,4 +1,4 @@
-"""The decoder layer: self-attention and a feed-forward block, with norms where the `BlockConfig` places them."""
+"""Decoder layers: self-attention and a feed-forward block, one class for each placement of the norms."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mizzen.models.block import NormPlacement
 from mizzen.models.config import ModelConfig
 
 Output = tuple[torch.Tensor | None, torch.Tensor]
-"""Two tensors [tokens, hidden]: this layer's output on this rank, to be passed on as the `x` of the next layer,
-or None if the residual stream already contains it; and the residual stream."""
+"""Two tensors [tokens, hidden]: a layer's output on this rank, to be passed on as the `x` of the next layer, or
+None if the residual stream already contains it; and the residual stream."""
 
 
 class DecoderLayer:
@@ -90,9 +90,7 @@ class DecoderLayer:
         Returns:
             This layer's output and the residual stream, for all tokens or for `rows`.
         """
-        qkv, residual = self.attention.qkv_proj.apply_after_norm(
-            self.norms["before_attention"], x, residual
-        )
+        qkv, residual = self.attention.qkv_proj.apply_after_norm(self.norms["before_attention"], x, residual)
         attended, residual = self.attention(qkv, residual, context, rows)
         x = self.project(self.attention.o_proj, attended, residual)
         middle, residual = self.mlp.apply_after_norm(self.norms["before_mlp"], x, residual)
@@ -108,7 +106,7 @@ class DecoderLayer:
 
 
 class PostNormLayer(DecoderLayer):
-    """A decoder layer that normalises the outputs of attention and feed-forward block, but not their inputs."""
+    """A decoder layer that normalises the outputs of attention and feed-forward block, not their inputs."""
 
     @staticmethod
     def norm_names(config: ModelConfig) -> dict[str, str]:
@@ -173,7 +171,7 @@ class ParallelLayer(DecoderLayer):
         context: ForwardContext,
         rows: torch.Tensor | None = None,
     ) -> Output:
-        """Add the previous layer's output to the residual stream, and apply this layer; see `DecoderLayer`."""
+        """Add the previous layer's output to the residual stream, and apply this layer."""
         norm = self.norms["before_attention"]
         x = x if x is None else self.collectives.all_reduce(x)
         inputs = norm(residual) if x is None else norm.add(x, residual)

@@ -92,7 +92,7 @@ def open_safetensors(path: Path) -> Iterator[tuple[SafetensorsHeader, Any]]:
 
 
 def is_ignorable(name: str, tied: bool, names: TensorNames) -> bool:
-    """Return whether a tensor need not be loaded: it is redundant, of another part, or a scale of the KV cache.
+    """Return whether a tensor need not be loaded: it is redundant, unused, or a scale of the KV cache.
 
     Other code reads the scales (`mizzen.weights.kv_scales`). `tied` says that the head shares the embedding's
     table, which makes the head's own tensor redundant. `names` has the prefixes of other parts of the model.

@@ -57,7 +57,12 @@ def make_model(
         group: Process group of the ranks; None for a single rank.
     """
     fused, dummy = uses_own_kernels(options), options.load_format == "dummy"
-    if config.tie_embeddings and config.generates and not dummy and has_untied_head(Path(options.model), config.block.names):
+    if (
+        config.tie_embeddings
+        and config.generates
+        and not dummy
+        and has_untied_head(Path(options.model), config.block.names)
+    ):
         log.warning(
             "lm_head.weight differs from the embedding, so lm_head.weight is used, "
             "although tie_word_embeddings is set"

@@ -21,6 +21,7 @@ from mizzen.engine.execution.prefill_graphs import PrefillGraphs, max_profitable
 from mizzen.engine.execution.runner import CpuRunner, CudaRunner, StepDelay
 from mizzen.engine.execution.step import StepExecutor
 from mizzen.engine.loading.host import cpu_count
+from mizzen.models.block import QKNorm
 from mizzen.models.config import ModelConfig
 from mizzen.weights.load import ProgressCallback
 
@@ -80,7 +81,9 @@ def compile_kernels(step: StepExecutor, counts: set[int], device: torch.device, 
         threads: Number of kernels to compile at the same time.
     """
     start_time, model = time.perf_counter(), step.model
-    kernels = model.kernel_specs(counts) | step.attention.decode.kernel_specs(norm=model.config.block.qk_norm is QKNorm.HEAD)
+    kernels = model.kernel_specs(counts) | step.attention.decode.kernel_specs(
+        norm=model.config.block.qk_norm is QKNorm.HEAD
+    )
     if not kernels:
         return
     from mizzen.kernels.nvrtc import compile_in_parallel

@@ -19,7 +19,6 @@ from collections.abc import Iterable
 import torch
 
 from mizzen.kernels.attention.flash_decode_triton import (
-    LOG2E,
     DecodeTiling,
     LayerKV,
     QKVPrep,
@@ -204,7 +203,7 @@ def attend(
     arguments = (
         q, q_scales, k_scales, cos, sin, slot_mapping, cache.slots, cache.lengths, cache.table, cache.keys,
         cache.values, out, workspace.sums, workspace.stats, workspace.counters, cache.table.shape[1],
-        q.stride(0), tiling.splits if items is None else items, epsilon, LOG2E / size**0.5,
+        q.stride(0), tiling.splits if items is None else items, epsilon, cache.log2_scale,
     )  # fmt: skip
     blocks = (tiling.splits, kv_heads, rows) if items is None else (kv_heads, len(items), 1)
     launch(function, blocks, 32 * tiling.warps, arguments)

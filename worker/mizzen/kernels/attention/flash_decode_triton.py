@@ -270,6 +270,14 @@ class LayerKV:
     page_size: int
     scales: tuple[float, float] = (1.0, 1.0)
     """Factors by which cached keys and cached values are multiplied when they are read."""
+    score_scale: float | None = None
+    """Factor of the query-key products; None for 1 / sqrt(head_dim)."""
+
+    @property
+    def log2_scale(self) -> float:
+        """Factor that turns query-key products into exponents of 2, without the keys' scale."""
+        size = self.keys.shape[-1]
+        return LOG2E * (size**-0.5 if self.score_scale is None else self.score_scale)
 
 
 def attend(
@@ -307,7 +315,7 @@ def attend(
     _split_kernel[(tiling.splits, kv_heads, rows)](
         q, k_new, v_new, q_weight, k_weight, cos, sin, slot_mapping, cache.slots, cache.lengths, cache.table,
         cache.keys, cache.values, out, workspace.sums, workspace.stats, workspace.counters,
-        cache.table.shape[1], q.stride(0), epsilon, k_scale * LOG2E / size**0.5, k_scale, v_scale,
+        cache.table.shape[1], q.stride(0), epsilon, k_scale * cache.log2_scale, k_scale, v_scale,
         FP8_MAX.get(cache.keys.dtype, 0.0),
         KV=kv_heads, GROUP=group, PADDED=triton.next_power_of_2(group), HALF=half, PAGE=cache.page_size,
         WINDOW=window or 0, NORM=norm, FUSED_QKV=qkv_prep is not None, SPLITS=tiling.splits,

@@ -27,7 +27,7 @@ class GateActivation(Protocol):
     kind: Activation
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Return activation(gate) * up, [tokens, size], for gate and up concatenated as [tokens, 2 * size]."""
+        """Return activation(gate) * up, [tokens, size], for gate and up together, [tokens, 2 * size]."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Command R (Cohere) and Command R7B and A (Cohere 2): LayerNorm, and attention beside the feed-forward block."""
+"""Command R (Cohere), Command R7B and Command A (Cohere 2): LayerNorm, and parallel blocks."""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ LOCAL_THETA, GLOBAL_THETA = 10_000.0, 1_000_000.0
 
 def parse_gemma2(fields: Fields) -> ModelConfig:
     """Read the config.json of a Gemma 2 model; every second layer has full attention."""
-    fields = set_layer_types(Fields({"head_dim": 256, "sliding_window": 4096, **fields.values}, fields.source), 2)
+    fields = set_layer_types(
+        Fields({"head_dim": 256, "sliding_window": 4096, **fields.values}, fields.source), 2
+    )
     return read_gemma(fields, GEMMA2, 8192, softcaps=(50.0, 30.0))
 
 
@@ -32,15 +34,21 @@ def parse_gemma3(fields: Fields) -> ModelConfig:
     full = tuple(int(kind == "sliding_attention") for kind in fields.values["layer_types"])
     block = BlockConfig(qk_norm=QKNorm.HEAD, qk_norm_kind=NormKind.RMS_PLUS_ONE)
     return read_gemma(
-        fields, GEMMA3, 131072, softcaps=(None, None), block=block, ropes=read_ropes(fields), rope_by_layer=full
+        fields,
+        GEMMA3,
+        131072,
+        softcaps=(None, None),
+        block=block,
+        ropes=read_ropes(fields),
+        rope_by_layer=full,
     )
 
 
 def read_ropes(fields: Fields) -> tuple[RopeConfig, RopeConfig]:
     """Read Gemma 3's rotary embeddings of layers with full attention and with a sliding window.
 
-    `rope_parameters` holds one object for each type of layer; older files have `rope_theta`, `rope_scaling` and
-    `rope_local_base_freq`.
+    `rope_parameters` holds one object for each type of layer; older files have `rope_theta`, `rope_scaling`
+    and `rope_local_base_freq`.
     """
     head_dim, rope = read_heads(fields)[2], fields.child("rope_parameters")
     if "full_attention" in rope.values or "sliding_attention" in rope.values:

@@ -1,4 +1,4 @@
-"""GLM-4 (arXiv 2406.12793): partial, interleaved rotary embedding; GLM-4-0414 adds norms behind each block."""
+"""GLM-4 (arXiv 2406.12793): partial, interleaved rotary embedding; GLM-4-0414 adds norms after blocks."""
 
 from __future__ import annotations
 

@@ -8,9 +8,7 @@ from mizzen.models.hf_fields import Fields
 from mizzen.models.rope_config import read_rope
 
 ARCHITECTURE = "NemotronForCausalLM"
-BLOCK = BlockConfig(
-    norm=NormKind.LAYER_PLUS_ONE, norm_bias=True, names=TensorNames(gate_up=("up_proj",))
-)
+BLOCK = BlockConfig(norm=NormKind.LAYER_PLUS_ONE, norm_bias=True, names=TensorNames(gate_up=("up_proj",)))
 
 
 def parse_config(fields: Fields) -> ModelConfig:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mizzen.models.block import BlockConfig, QKNorm
 from mizzen.models.config import ModelConfig, read_decoder_config
-from mizzen.models.hf_fields import Fields
 from mizzen.models.families.qwen2 import read_upper_windows
+from mizzen.models.hf_fields import Fields
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 
@@ -15,6 +15,11 @@ def parse_config(fields: Fields) -> ModelConfig:
     bias = fields.flag("attention_bias")
     fields = Fields({"head_dim": 128, **fields.values}, fields.source)
     config = read_decoder_config(
-        fields, ARCHITECTURE, qkv_bias=bias, output_bias=bias, block=BlockConfig(qk_norm=QKNorm.HEAD), context_length=32768
+        fields,
+        ARCHITECTURE,
+        qkv_bias=bias,
+        output_bias=bias,
+        block=BlockConfig(qk_norm=QKNorm.HEAD),
+        context_length=32768,
     )
     return read_upper_windows(fields, config)

@@ -7,9 +7,7 @@ from mizzen.models.config import ModelConfig, read_decoder_config
 from mizzen.models.hf_fields import Fields
 
 ARCHITECTURE = "Starcoder2ForCausalLM"
-BLOCK = BlockConfig(
-    norm=NormKind.LAYER, norm_bias=True, names=TensorNames(gate_up=("c_fc",), down="c_proj")
-)
+BLOCK = BlockConfig(norm=NormKind.LAYER, norm_bias=True, names=TensorNames(gate_up=("c_fc",), down="c_proj"))
 
 
 def parse_config(fields: Fields) -> ModelConfig:
