@@ -39,6 +39,7 @@ from mizzen.attention.base import Geometry, LengthSplitDecode
 from mizzen.attention.registry import FACTORIES, select_backend
 from mizzen.core.request import Int32
 from mizzen.engine.config import ATTENTION_DECODE, ATTENTION_PREFILL
+from mizzen.models.block import QKNorm
 
 DECODES = {"cuda": ("split", "fa3", "flashinfer", "flashinfer-fa3"), "cpu": ("cpu", "reference")}
 PROMPTS = {"cuda": ("fa3", "flashinfer", "flashinfer-fa3"), "cpu": ("cpu", "reference")}

@@ -16,8 +16,8 @@ from mizzen.models.block import NormPlacement
 from mizzen.models.config import ModelConfig
 
 Output = tuple[torch.Tensor | None, torch.Tensor]
-"""Two tensors [tokens, hidden]: a layer's output on this rank, to be passed on as the `x` of the next layer, or
-None if the residual stream already contains it; and the residual stream."""
+"""Two tensors [tokens, hidden]: a layer's output on this rank, to be passed on as the `x` of the next layer,
+or None if the residual stream already contains it; and the residual stream."""
 
 
 class DecoderLayer:
