@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from family_twins import SMALL, save_twin
 from mizzen.attention.base import MixedAttention
 from mizzen.core.request import Int32
 from mizzen.core.sampling_params import SamplingParams
@@ -32,20 +33,6 @@ FAMILIES = {
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-}
-SMALL: dict[str, Any] = {
-    "vocab_size": 160,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "attn_implementation": "sdpa",
 }
 
 
@@ -166,6 +153,7 @@ def kit() -> SimpleNamespace:
     """Return this file's helpers, because tests cannot import a conftest."""
     return SimpleNamespace(
         save_model=save_model,
+        save_twin=save_twin,
         Bench=ModelBench,
         greedy=greedy,
         tokens=tokens,

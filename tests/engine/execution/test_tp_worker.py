@@ -117,6 +117,23 @@ def test_answers_on_several_ranks_equal_those_on_one(
             }, ranks
 
 
+TWINS = ("cohere", "exaone4", "gemma2", "glm4", "granite-biases", "hunyuan", "nemotron", "olmo2", "phi3")
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_each_kind_of_block_answers_the_same_on_several_ranks(
+    twin: str, kit: SimpleNamespace, tmp_path: Path
+) -> None:
+    """With two KV heads, ranks share KV heads if there are four ranks."""
+    kit.save_twin(tmp_path, twin, **SHAPE, hidden_size=64)
+    requested, alone = [*requests()[:3], requests()[-1]], {}
+    for ranks in (1, 2, 4):
+        with thread_ranks(tmp_path, ranks, prefill_chunk_tokens=32, check_integrity=True) as engine:
+            results = run(engine, requested)
+            alone = alone or results
+            assert results == alone, ranks
+
+
 def test_three_ranks_stay_consistent_when_requests_are_aborted(kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_model(tmp_path, "qwen3", vocab_size=VOCABULARY, num_attention_heads=6, num_key_value_heads=1)
     results = {}

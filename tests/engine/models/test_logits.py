@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from family_twins import TWINS
+
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 BACKENDS = ("reference", "cpu")
 LLAMA3 = {
@@ -110,6 +112,11 @@ def test_logits_equal_transformers_for_each_family(
     family: str, backend: str, kit: SimpleNamespace, tmp_path: Path
 ) -> None:
     check(kit, tmp_path, kit.save_model(tmp_path, family), backend)
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_logits_equal_transformers_for_each_twin(twin: str, kit: SimpleNamespace, tmp_path: Path) -> None:
+    check(kit, tmp_path, kit.save_twin(tmp_path, twin), BACKENDS[list(TWINS).index(twin) % 2])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

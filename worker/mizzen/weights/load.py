@@ -148,8 +148,8 @@ def load_checkpoint(
                     check_tensor(path, source, target)
                     if not target.destination.numel():
                         continue
-                    on_gpu = target.destination.device.type == "cuda"
-                    file_range = header.file_range(target) if on_gpu else None
+                    streamed = target.destination.device.type == "cuda" and target.shape
+                    file_range = header.file_range(target) if streamed else None
                     if file_range is not None:
                         file_ranges.append(file_range)
                         continue

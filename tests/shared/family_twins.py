@@ -1,0 +1,135 @@
+"""Tiny random twins of model families: the fields of a real config.json, with its sizes scaled down.
+
+Special fields keep their kinds: periods of sliding windows, layers without RoPE, multipliers, softcaps,
+partial rotary embeddings, odd head counts, fused tensors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.3],
+    "long_factor": [1.5, 3.0, 7.0],
+}
+GEMMA3_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+GEMMA2 = {
+    "num_hidden_layers": 4,
+    "sliding_window": 9,
+    "query_pre_attn_scalar": 12,
+    "attn_logit_softcapping": 1.0,
+    "final_logit_softcapping": 2.0,
+    "attn_implementation": "eager",
+}
+GEMMA3 = {"num_hidden_layers": 7, "sliding_window": 9, "query_pre_attn_scalar": 12}
+MINISTRAL3 = {**YARN, "type": "yarn", "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.3,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 0.25,
+    "head_dim": None,
+}
+ODD_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 48}
+
+TWINS: dict[str, tuple[str, dict[str, Any]]] = {
+    "apertus": ("Apertus", {"head_dim": None, **ODD_HEADS}),
+    "cohere": ("Cohere", {"use_qk_norm": True, "head_dim": None, "logit_scale": 4.0}),
+    "cohere-tied-plain": ("Cohere", {"head_dim": None, "logit_scale": 4.0, "attention_bias": True}),
+    "cohere2": ("Cohere2", {"num_hidden_layers": 4, "sliding_window": 9, "logit_scale": 4.0}),
+    "ernie4.5": ("Ernie4_5", {"use_bias": True}),
+    "exaone4": ("Exaone4", {"num_hidden_layers": 5, "sliding_window": 9}),
+    "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "gemma2": ("Gemma2", GEMMA2),
+    "gemma3": ("Gemma3", GEMMA3),
+    "gemma3-scaled": ("Gemma3", {**GEMMA3, "rope_parameters": GEMMA3_ROPES, "final_logit_softcapping": 2.0}),
+    "glm": ("Glm", {"rope_parameters": PARTIAL}),
+    "glm4": ("Glm4", {"rope_parameters": PARTIAL, **ODD_HEADS}),
+    "granite": ("Granite", GRANITE),
+    "granite-biases": ("Granite", {**GRANITE, "attention_bias": True, "mlp_bias": True}),
+    "hunyuan": ("HunYuanDenseV1", {}),
+    "hunyuan-alpha": (
+        "HunYuanDenseV1",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}},
+    ),
+    "ministral3": ("Ministral3", {"rope_parameters": MINISTRAL3}),
+    "nemotron": ("Nemotron", {"rope_parameters": PARTIAL, "attention_bias": True}),
+    "olmo2": ("Olmo2", ODD_HEADS),
+    "olmo3": ("Olmo3", {"num_hidden_layers": 5, "sliding_window": 9, "head_dim": None}),
+    "phi3": ("Phi3", {"head_dim": None}),
+    "phi3-window": ("Phi3", {"head_dim": None, "sliding_window": 9}),
+    "phi4-mini-long": (
+        "Phi3",
+        {"head_dim": None, "rope_parameters": LONGROPE, "original_max_position_embeddings": 8},
+    ),
+    "phi4-mini-short": (
+        "Phi3",
+        {
+            "head_dim": None,
+            "rope_parameters": {**LONGROPE, "attention_factor": 1.3},
+            "original_max_position_embeddings": 256,
+        },
+    ),
+    "seed-oss": ("SeedOss", {"attention_out_bias": True, "mlp_bias": True}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "head_dim": None}),
+    "starcoder2": ("Starcoder2", {"head_dim": None, "sliding_window": 9}),
+}
+"""Name of a twin: the prefix of Transformers' classes, and the fields that differ from a small Llama's."""
+PLUS_ONE = ("Gemma2", "Gemma3", "Nemotron")
+"""Families whose norms multiply by 1 + weight."""
+CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+"""Names of configuration classes that do not begin with the prefix alone."""
+SMALL: dict[str, Any] = {
+    "vocab_size": 160,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "attn_implementation": "sdpa",
+}
+"""Sizes of the twins, which the fields of `TWINS` override."""
+
+
+def save_twin(folder: Path, name: str, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """Save a seeded random twin to a folder; return the Transformers model, in float32.
+
+    Args:
+        folder: Empty folder.
+        name: Key of `TWINS`.
+        dtype: Data type to which the weights are rounded.
+        changes: Fields of config.json that override those of the twin; None leaves a field out.
+    """
+    prefix, fields = TWINS[name]
+    config_class = getattr(transformers, CONFIGS.get(prefix, f"{prefix}Config"))
+    values = {**SMALL, **fields, **changes}
+    values = {field: value for field, value in values.items() if value is not None or "window" in field}
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{prefix}ForCausalLM")(config_class(**values)).float().eval()
+    scale = 0.25 * (SMALL["hidden_size"] / values["hidden_size"]) ** 0.5
+    with torch.no_grad():
+        for parameter, weights in model.named_parameters():
+            if "norm" not in parameter:
+                weights.normal_(0.0, scale)
+            else:
+                ones = parameter.endswith("weight") and prefix not in PLUS_ONE
+                weights.normal_(1.0 if ones else 0.0, 0.25)
+    model.to(dtype).save_pretrained(folder)
+    return model.float()
