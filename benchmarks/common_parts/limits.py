@@ -47,7 +47,7 @@ class Limits:
         """Number of weights in all layers together."""
         c = self.config
         attention = c.hidden_size * c.head_dim * (2 * c.heads + 2 * c.kv_heads)
-        projections = 3 if c.block.gated else 2
+        projections = 3 if c.block.has_gate else 2
         return c.layers * (attention + projections * c.hidden_size * c.intermediate_size)
 
     @property

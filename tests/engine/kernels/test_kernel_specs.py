@@ -71,7 +71,7 @@ def test_linear_layers_load_exactly_the_kernels_compiled_at_start_up(
     for size in batch_sizes:
         if small_m.max_batch(method.weight) < size <= max_batch or (swiglu and size == 1024):
             x = torch.empty(size, 4096, dtype=torch.bfloat16, device="meta")
-            method.apply_gated(x, silu) if swiglu else method.apply(x)
+            method.apply_glu(x, silu) if swiglu else method.apply(x)
     assert len(loaded_specs) == (17 if swiglu else 3)
     assert loaded_specs == method.kernel_specs(batch_sizes, activation=silu if swiglu else None)
 

@@ -1,4 +1,4 @@
-"""Gated activations: silu(gate) * up and gelu(gate) * up (arXiv 2002.05202)."""
+"""Activations of gates: silu(gate) * up and gelu(gate) * up (arXiv 2002.05202)."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ FUNCTIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class ActivationFunction:
-    """An activation function, alone or multiplied by a gated block's up projection."""
+    """An activation function, alone or multiplied by the up projection of a block with a gate."""
 
     def __init__(self, build: BuildContext, kind: Activation) -> None:
         self.kind = kind

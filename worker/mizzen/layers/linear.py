@@ -27,7 +27,7 @@ rows, a separate addition was measured to be faster (on an H200)."""
 
 @dataclass(frozen=True, slots=True)
 class OutputRows:
-    """Output rows of one linear layer, and those that this rank holds.
+    """Output rows of one linear layer, and the part of them that this rank holds.
 
     Layers whose rows lie in one checkpoint tensor have the same name; `offset` and `total` then give the
     place of their rows in it.
@@ -101,9 +101,9 @@ class MergedColumnParallelLinear:
     def __call__(self, x: torch.Tensor, activation: GateActivation | None = None) -> torch.Tensor:
         """Multiply x [tokens, columns] by the weights; return this rank's outputs [tokens, rows].
 
-        With the `activation` of a gated block, return activation(gate) * up, [tokens, rows / 2].
+        With the `activation` of a block with a gate, return activation(gate) * up, [tokens, rows / 2].
         """
-        return self.method.apply(x) if activation is None else self.method.apply_gated(x, activation)
+        return self.method.apply(x) if activation is None else self.method.apply_glu(x, activation)
 
     def apply_after_norm(
         self,

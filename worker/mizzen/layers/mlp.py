@@ -31,7 +31,7 @@ class MLP:
             if block.activation is Activation.XIELU
             else ActivationFunction(build, block.activation)
         )
-        self.gate = self.activation if block.gated else None
+        self.gate = self.activation if block.has_gate else None
 
     def targets(self) -> Iterator[WeightTarget]:
         """Yield the destinations of the checkpoint's tensors."""

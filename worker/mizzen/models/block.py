@@ -114,6 +114,6 @@ class BlockConfig:
     names: TensorNames = field(default_factory=TensorNames)
 
     @property
-    def gated(self) -> bool:
+    def has_gate(self) -> bool:
         """Whether the feed-forward block has a gate: down(activation(gate(x)) * up(x))."""
         return len(self.names.gate_up) == 2

@@ -176,7 +176,7 @@ def read_activation(fields: Fields, *names: str, default: str = "silu") -> Activ
     """Read the activation function from the first of the fields `names` that is set.
 
     Raises:
-        ConfigError: the function is not supported; the message lists those that are.
+        ConfigError: the function is not supported; the message lists the supported ones.
     """
     name = next((name for name in names if fields.values.get(name) is not None), names[0])
     value = fields.values.get(name) or default

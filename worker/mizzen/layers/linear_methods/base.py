@@ -115,7 +115,7 @@ class LinearMethod(ABC):
     def finish(self) -> None:  # noqa: B027 (optional)
         """Prepare the loaded weights for the kernels, before any graph is captured."""
 
-    def apply_gated(self, x: torch.Tensor, activation: GateActivation) -> torch.Tensor:
+    def apply_glu(self, x: torch.Tensor, activation: GateActivation) -> torch.Tensor:
         """Multiply x [tokens, columns] by gate and up; return activation(gate) * up, [tokens, rows / 2].
 
         The weight holds the gate rows followed by the up rows.

@@ -57,7 +57,7 @@ class SmallBatchLinear(UnquantizedLinear):
             return small_batch_gemm(self.weight, x, out, defer_pdl=self.defer_pdl)
         return super().apply(x, out)
 
-    def apply_gated(self, x: torch.Tensor, activation: GateActivation) -> torch.Tensor:
+    def apply_glu(self, x: torch.Tensor, activation: GateActivation) -> torch.Tensor:
         """Multiply x [tokens, columns] by gate and up; return activation(gate) * up, [tokens, rows / 2].
 
         The weight holds the gate rows followed by the up rows.
@@ -68,7 +68,7 @@ class SmallBatchLinear(UnquantizedLinear):
             if self.fuses_prefill_swiglu and (out := prefill_swiglu(self.weight, x)) is not None:
                 return out
             return activation.gate(super().apply(x))
-        return super().apply_gated(x, activation)
+        return super().apply_glu(x, activation)
 
     def kernel_specs(
         self, batch_sizes: Iterable[int], *, activation: GateActivation | None = None
