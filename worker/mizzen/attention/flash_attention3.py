@@ -23,9 +23,8 @@ from mizzen.attention.base import (
     PlannedAttention,
     QueryChunk,
     copy_to_device,
-    find_unmet_requirement,
-    unsupported_error,
 )
+from mizzen.attention.requirements import find_unmet_requirement, unsupported_error
 from mizzen.core.request import Int32
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)

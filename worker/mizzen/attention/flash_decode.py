@@ -25,9 +25,8 @@ from mizzen.attention.base import (
     PlannedAttention,
     QueryChunk,
     copy_to_device,
-    find_unmet_requirement,
-    unsupported_error,
 )
+from mizzen.attention.requirements import find_unmet_requirement, unsupported_error
 from mizzen.core.request import Int32, Int64
 
 if TYPE_CHECKING:

@@ -29,9 +29,8 @@ from mizzen.attention.base import (
     PageTable,
     PlannedAttention,
     QueryChunk,
-    find_unmet_requirement,
-    unsupported_error,
 )
+from mizzen.attention.requirements import find_unmet_requirement, unsupported_error
 from mizzen.core.request import Int32
 
 if TYPE_CHECKING:

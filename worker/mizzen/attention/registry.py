@@ -11,9 +11,9 @@ from mizzen.attention.base import (
     KVFormat,
     MixedAttention,
     PagedKV,
-    unsupported_error,
 )
 from mizzen.attention.reference import ReferenceAttention
+from mizzen.attention.requirements import unsupported_error
 
 log = logging.getLogger(__name__)
 
