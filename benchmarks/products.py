@@ -28,8 +28,7 @@ from common_parts.machine_info import machine
 from common_parts.shapes import SHAPES, config_of
 from common_parts.tables import Table
 
-from mizzen.layers.linear import MAX_BATCH_BEFORE_ATTENTION
-from mizzen.layers.linear_methods.small_batch import max_small_batch
+from mizzen.layers.linear_methods.small_batch import MAX_BATCH_BEFORE_ATTENTION, max_small_batch
 from mizzen.models.config import ModelConfig
 
 Gemm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]

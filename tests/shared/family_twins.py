@@ -131,5 +131,14 @@ def save_twin(folder: Path, name: str, *, dtype: torch.dtype = torch.float32, **
             else:
                 ones = parameter.endswith("weight") and prefix not in PLUS_ONE
                 weights.normal_(1.0 if ones else 0.0, 0.25)
-    model.to(dtype).save_pretrained(folder)
-    return model.float()
+    set_dtype(model, dtype)
+    model.save_pretrained(folder)
+    return set_dtype(model, torch.float32)
+
+
+def set_dtype(model: Any, dtype: torch.dtype) -> Any:
+    """Convert a model's parameters; buffers stay float32, because RoPE needs precise frequencies."""
+    for weights in model.parameters():
+        weights.data = weights.data.to(dtype)
+    model.config.dtype = dtype
+    return model
