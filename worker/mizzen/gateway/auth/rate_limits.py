@@ -13,7 +13,7 @@ from mizzen.gateway.auth.api_keys import Grant
 
 
 class TokenBucket:
-    """Token bucket of a limit per minute, of which this process holds a share.
+    """Token bucket with this process's share of a limit per minute.
 
     Its capacity and its refill per minute are the share of the limit. Its level may be negative if usage
     exceeds a reservation, and above its capacity if amounts were borrowed or refunded. An excess falls as
@@ -117,7 +117,7 @@ class TokenBucket:
 
 
 class ParallelSlots:
-    """Slots of a limit of concurrent requests, of which this process holds a share.
+    """This process's slots of a limit of concurrent requests.
 
     Processes lend slots to each other, and both sides keep account by the name of the other process. The
     slots of all processes together are the limit.
