@@ -119,7 +119,7 @@ def find_hosted_tools(tools: Sequence[Tool], *, strict: bool) -> list[str]:
 
 
 def ignore_tool(kind: str, field: str, *, strict: bool) -> str:
-    """Return the path that names a tool of type `kind` among the ignored fields; `field` is the path of the tool.
+    """Return the path that names a tool of type `kind` among the ignored fields; `field` is its path.
 
     Raises:
         ApiError: 400 if the type is not that of a hosted tool, or with `strict`.
