@@ -131,7 +131,7 @@ def test_a_model_is_fetched_once_and_then_served(fetched: Callable[..., Fetched]
     assert "25 % of 1000 bytes" in demo.message("ModelCached") and not demo.pods()
     claim = api.get("PersistentVolumeClaim", demo.namespace, "weights")
     assert claim["spec"]["resources"]["requests"] == {"storage": "10Gi"}
-    assert claim["spec"]["accessModes"] == ["ReadWriteMany"] and "ownerReferences" not in claim["metadata"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"] and "ownerReferences" not in claim["metadata"]
 
     demo.show(**RESULT)
     demo.settle(1)
