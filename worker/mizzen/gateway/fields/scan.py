@@ -5,6 +5,7 @@ Unknown values are never decoded: msgspec only checks their syntax and skips the
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import msgspec
@@ -41,7 +42,7 @@ class FieldScanner:
         self.ignored: dict[str, None] = {}
         self._rules = rules
         self._fields = 0
-        self._known: set[str] = set()
+        self._known: Container[str] = ()
         self._unknown: set[str] = set()
         self._objects = msgspec.json.Decoder(dict[FieldName, Raw], dec_hook=self._field_name)
         self._lists = msgspec.json.Decoder(list[Raw])
@@ -67,7 +68,9 @@ class FieldScanner:
         return Raw(msgspec.json.encode(kept)) if changed else value
 
     def _remove_from_object(self, value: Raw, objects: tuple[ObjectShape, ...], path: str) -> Raw:
-        self._known = {name for kind in objects for name in kind.fields}
+        self._known = (
+            objects[0].fields if len(objects) == 1 else {name for kind in objects for name in kind.fields}
+        )
         self._unknown = set()
         members: dict[FieldName, Raw] = self._objects.decode(value)
         kind = choose_object(objects, members)
@@ -76,13 +79,15 @@ class FieldScanner:
         kept: dict[str, Raw] = {}
         changed = False
         for name, member in members.items():
-            inner = MORE if name is UNNAMED else f"{path}.{safe_name(name)}".lstrip(".")
-            if name in kind.fields:
-                kept[name] = self.remove_unknown(member, kind.fields[name], inner)
-                changed = changed or kept[name] is not member
-            else:
+            if name not in kind.fields:
                 changed = True
-                self._ignore(member, inner)
+                self._ignore(member, MORE if name is UNNAMED else join_path(path, safe_name(name)))
+                continue
+            shape = kind.fields[name]
+            kept[name] = (
+                member if shape is None else self.remove_unknown(member, shape, join_path(path, name))
+            )
+            changed = changed or kept[name] is not member
         return Raw(msgspec.json.encode(kept)) if changed else value
 
     def _ignore(self, value: Raw, path: str) -> None:
@@ -109,6 +114,11 @@ class FieldScanner:
             self._unknown.add(name)
             return FieldName(name)
         return UNNAMED
+
+
+def join_path(path: str, name: str) -> str:
+    """Return the path of a field in the object at `path`."""
+    return f"{path}.{name}" if path else name
 
 
 def choose_object(objects: tuple[ObjectShape, ...], members: dict[FieldName, Raw]) -> ObjectShape | None:
