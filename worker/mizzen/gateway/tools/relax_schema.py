@@ -7,6 +7,7 @@ constraint that may describe properties, it allows any additional properties.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -17,16 +18,22 @@ from mizzen.common.json_schema import (
     EXTRA_MEMBERS,
     LENGTHS,
     NOT_ENFORCED,
+    OBJECT,
     STRUCTURE,
     TYPES,
     Schema,
 )
 from mizzen.common.regex_support import pattern_fault
+from mizzen.gateway.tools.schema_references import SchemaReferences
+from mizzen.gateway.tools.schema_values import is_number, normalize_counts, relax_bounds
 
+_ESCAPE_OR_CLASS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+_LITERAL_BRACE = re.compile(r"(?:^\^?|[(|^:])\{|\{(?!\d+(?:,\d*)?\})")
 PROPERTY_COUNTS = {"minProperties", "maxProperties"}
 PROPERTY_KEYWORDS = {"properties", "patternProperties", "propertyNames", *EXTRA_MEMBERS}
 """Keywords that describe an object's properties."""
-REFERENCE_ROOTS = ("$defs", "definitions", "properties")
+MAX_SUBSCHEMAS = 50_000
+"""Number of subschemas after which references are dropped; targets that contain each other repeat them."""
 
 
 def relax_schema(schema: Any) -> Any:
@@ -34,18 +41,31 @@ def relax_schema(schema: Any) -> Any:
 
     `is_too_deep` must be false for the schema.
     """
-    return _SchemaRelaxer(schema).relax(schema)
+    return _SchemaRelaxer(schema).relax_root()
 
 
 class _SchemaRelaxer:
     def __init__(self, root: Any) -> None:
         self._root = root
+        self._references = SchemaReferences(root)
+        self._count = 0
+
+    def relax_root(self) -> Any:
+        """Return a relaxed copy of the root schema, with definitions for all targets of its references."""
+        relaxed = self.relax(self._root)
+        targets: dict[str, Any] = {}
+        for name, target in self._references.targets:  # relaxing a target may add more of them
+            targets[name] = self.relax(target) or {}
+        if targets:
+            relaxed["$defs"] = {**relaxed.get("$defs", {}), **targets}
+        return relaxed
 
     def relax(self, schema: Any) -> Any:
         """Return a relaxed copy of a schema, including its subschemas."""
+        self._count += 1
         if not isinstance(schema, dict) or not schema:
             return schema
-        kept = {name: value for name, value in schema.items() if name not in NOT_ENFORCED}
+        kept = normalize_counts({name: value for name, value in schema.items() if name not in NOT_ENFORCED})
         if kept.get("uniqueItems"):
             del kept["uniqueItems"]
         if isinstance(kept.get("items"), list):  # as in drafts before 2020
@@ -74,9 +94,18 @@ class _SchemaRelaxer:
             drop_keys(kept, choices)
             allow_other_properties(kept)
             return False
-        if choices == ["$ref"] and not self._resolves(first):
+        if choices == ["$ref"]:
+            reference = self._references.rename(first) if self._count < MAX_SUBSCHEMAS else None
+            if reference is None:
+                drop_keys(kept, choices)
+                return False
+            kept["$ref"] = reference
+        elif isinstance(first, list) and any(schema is False for schema in first):
             drop_keys(kept, choices)
-            return False
+            possible = [alternative for alternative in first if alternative is not False]
+            if not possible or choices == ["allOf"]:  # nothing matches: the engine has no such schema
+                return False
+            first = kept[choices[0]] = possible
         kind = kept.pop("type", None)
         if isinstance(first, list):
             name = "anyOf" if choices[0] == "oneOf" else choices[0]  # oneOf is enforced as anyOf
@@ -84,27 +113,22 @@ class _SchemaRelaxer:
             kept[name] = first if kind is None else [inherit_type(alternative, kind) for alternative in first]
         return True
 
-    def _resolves(self, reference: Any) -> bool:
-        if reference == "#":
-            return True
-        if not isinstance(reference, str) or not reference.startswith("#/"):
-            return False
-        steps = [step.replace("~1", "/").replace("~0", "~") for step in reference[2:].split("/")]
-        target = self._root if steps[0] in REFERENCE_ROOTS else None
-        for step in steps:
-            target = target.get(step) if isinstance(target, dict) and step not in NOT_ENFORCED else None
-        return isinstance(target, dict | bool)
-
     def _relax_children(self, kept: Schema) -> Schema:
         for name in ("properties", "patternProperties", "$defs", "definitions"):
             if isinstance(kept.get(name), dict):
                 kept[name] = {key: self.relax(schema) for key, schema in kept[name].items()}
+        for name in ("$defs", "definitions"):
+            if isinstance(kept.get(name), dict):
+                kept[name] = {key: {} if part is False else part for key, part in kept[name].items()}
         for name in ("prefixItems", "anyOf", "allOf"):
             if isinstance(kept.get(name), list):
                 kept[name] = [self.relax(schema) for schema in kept[name]]
-        # the only place where the compiler does not accept `true`
+        # the only place where the compiler does not accept booleans
         if isinstance(kept.get("prefixItems"), list):
-            kept["prefixItems"] = [{} if schema is True else schema for schema in kept["prefixItems"]]
+            kept["prefixItems"] = [
+                {} if isinstance(schema, bool) else schema for schema in kept["prefixItems"]
+            ]
+        drop_impossible(kept)
         for name in ("items", *EXTRA_MEMBERS, "unevaluatedItems"):
             if name in kept:
                 kept[name] = self.relax(kept[name])
@@ -171,14 +195,20 @@ def relax_by_type(kept: Schema) -> None:
     types = type_names(kept)
     if "type" not in kept and "properties" in kept:
         types = {"object"}
-    elif not {"type", "items", "prefixItems"} & set(kept):
+    elif "type" not in kept and {"items", "prefixItems"} & set(kept):
+        types = {"array"}
+    elif "type" not in kept:
         drop_keys(kept, STRUCTURE)
+    if "object" not in types:  # an engine would apply some of them to arrays
+        drop_keys(kept, OBJECT)
     if "string" in types:
         relax_string(kept)
     if types & {"number", "integer"}:
         relax_number(kept, types)
     if "object" in types:
         relax_object(kept)
+    if "array" in types:
+        relax_array(kept)
 
 
 def relax_string(kept: Schema) -> None:
@@ -195,11 +225,34 @@ def relax_number(kept: Schema, types: set[str]) -> None:
     An engine can enforce `multipleOf` if it is a positive integer, if the schema does not allow the type
     `number`, and if the schema has either no bounds or exactly the bounds `minimum` and `maximum`.
     """
-    drop_keys(kept, [name for name in BOUNDS if isinstance(kept.get(name), bool)])
+    relax_bounds(kept, integer="number" not in types)
     step, bounds = kept.get("multipleOf"), {name for name in BOUNDS if name in kept}
     is_integer_step = "number" not in types and isinstance(step, int) and step >= 1
-    if not is_integer_step or (bounds and bounds != {"minimum", "maximum"}):
+    in_range = bounds == {"minimum", "maximum"} and is_integer_step
+    if in_range:
+        in_range = kept["maximum"] // step * step >= kept["minimum"]  # otherwise, no multiple is in the range
+    if not is_integer_step or (bounds and not in_range):
         drop_keys(kept, ["multipleOf"])
+
+
+def relax_array(kept: Schema) -> None:
+    """Describe items that an engine would otherwise forbid, and drop prefix items beyond `maxItems`.
+
+    An engine takes `minItems` and `maxItems` to count only items that the schema describes.
+    """
+    most, least = kept.get("maxItems"), kept.get("minItems")
+    prefix = kept.get("prefixItems", [])
+    if is_number(most) and isinstance(prefix, list) and prefix and most < len(prefix):
+        kept["prefixItems"] = prefix = prefix[: int(most)]
+        if not prefix:
+            del kept["prefixItems"]
+    described = isinstance(prefix, list) and bool(prefix)
+    too_few = is_number(least) and isinstance(prefix, list) and least > len(prefix)
+    if not ("items" in kept or "unevaluatedItems" in kept):
+        if too_few or (not described and most is not None):
+            kept["items"] = {}
+    elif too_few and False in (kept.get("items"), kept.get("unevaluatedItems")):
+        del kept["minItems"]
 
 
 def relax_object(kept: Schema) -> None:
@@ -216,7 +269,7 @@ def relax_object(kept: Schema) -> None:
         del kept["patternProperties"]
         kept["additionalProperties"] = True
     patterns = kept.get("patternProperties")
-    if kept.get("properties") or patterns:
+    if kept.get("properties") or patterns or isinstance(kept.get("propertyNames"), bool):
         drop_keys(kept, ["propertyNames"])
     # without a description, the compiler has no properties to count
     if PROPERTY_COUNTS & set(kept) and not PROPERTY_KEYWORDS & set(kept):
@@ -228,6 +281,16 @@ def relax_object(kept: Schema) -> None:
         and isinstance(min_properties, int)
         and min_properties > 1
     ):
+        del kept["minProperties"]
+    relax_property_counts(kept, closed=not (patterns or more or "propertyNames" in kept))
+
+
+def relax_property_counts(kept: Schema, *, closed: bool) -> None:
+    """Drop counts of properties that contradict the described ones; `closed`: there are no others."""
+    most, least, required = (kept.get(name) for name in ("maxProperties", "minProperties", "required"))
+    if is_number(most) and isinstance(required, list) and most < len(required):
+        del kept["maxProperties"]
+    if is_number(least) and closed and least > len(kept.get("properties", {})):
         del kept["minProperties"]
 
 
@@ -252,13 +315,41 @@ def describe_required(kept: Schema, required: list[str]) -> None:
 def patterns_are_enforceable(kept: Schema) -> bool:
     """Return whether an engine enforces `patternProperties`.
 
-    It enforces at most one pattern, which it must match as written, and only if the schema has neither
-    `properties` nor allowed additional properties.
+    It enforces at most one pattern, which it must match as written and which must not match one of
+    `properties`, and only if the schema does not allow additional properties.
     """
     patterns = list(kept["patternProperties"])
-    if kept.get("properties") or any(kept.get(name, False) is not False for name in EXTRA_MEMBERS):
+    if any(kept.get(name, False) is not False for name in EXTRA_MEMBERS):
         return not patterns
-    return len(patterns) <= 1 and all(map(matched_as_written, patterns))
+    properties = kept.get("properties", {})
+    return len(patterns) <= 1 and all(
+        matched_as_written(pattern) and not any(matches(pattern, name) for name in properties)
+        for pattern in patterns
+    )
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Return whether a pattern matches a part of a property's name, or is not a regular expression."""
+    try:
+        return re.search(pattern, name) is not None
+    except (re.error, RecursionError, OverflowError):
+        return True
+
+
+def drop_impossible(kept: Schema) -> None:
+    """Drop subschemas that are `false`, which an engine cannot express in these places.
+
+    A property that must not occur is simply not described.
+    """
+    properties = kept.get("properties")
+    if isinstance(properties, dict) and any(schema is False for schema in properties.values()):
+        required = kept.get("required")
+        names = required if isinstance(required, list) else []
+        kept["properties"] = {
+            key: schema is False or schema
+            for key, schema in properties.items()
+            if schema is not False or key in names
+        }
 
 
 def matched_as_written(pattern: Any) -> bool:
@@ -268,7 +359,16 @@ def matched_as_written(pattern: Any) -> bool:
     """
     if not isinstance(pattern, str):
         return True  # the engine reports the fault
-    return pattern_fault(pattern, quoted=True) is None
+    return pattern_fault(pattern, quoted=True) is None and is_regular_expression(pattern)
+
+
+def is_regular_expression(pattern: str) -> bool:
+    """Return whether a pattern is a regular expression in which each `{` begins a repetition."""
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return not _LITERAL_BRACE.search(_ESCAPE_OR_CLASS.sub("x", pattern))
 
 
 def find_subschema(schema: Any, path: str) -> tuple[Schema, str] | None:
