@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 from mizzen.common.json_schema import BOUNDS, Schema
 
@@ -13,7 +13,7 @@ RANGES = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties"
 COUNTS = ("multipleOf", *(name for names in RANGES for name in names))
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[int | float]:
     """Return whether a JSON value is a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
