@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Awaitable
-from functools import partial
 
 import numpy as np
 
@@ -13,8 +11,7 @@ from mizzen.core.request import Int32, Pooling
 from mizzen.core.sampling_params import sent_values
 from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.requests.generation_request import GenerationRequest
-from mizzen.gateway.requests.tool_arguments import clear_unparsed_arguments, find_unparsed_arguments
-from mizzen.gateway.text.model import NoChatTemplate, TextModel, TooManyTokens
+from mizzen.gateway.text.model import NoChatTemplate, TextModel
 from mizzen.gateway.text.template import TemplateError
 from mizzen.wire.messages import MAX_GRAMMAR_BYTES, Sampling
 
@@ -61,33 +58,17 @@ async def tokenize_chat(generation: GenerationRequest, text: TextModel, max_toke
     if generation.output_form is not None:
         arguments |= generation.output_form.template_arguments(text)
         messages = generation.output_form.messages(text, messages)
-    prompt = partial(
-        text.chat_prompt,
-        arguments=arguments,
-        add_generation_prompt=generation.add_generation_prompt,
-        continue_final_message=generation.continue_final_message,
-        add_special_tokens=generation.add_special_tokens,
-        max_tokens=max_tokens,
-    )
     try:
-        return await prompt(messages)
+        return await text.chat_prompt(
+            messages,
+            arguments,
+            add_generation_prompt=generation.add_generation_prompt,
+            continue_final_message=generation.continue_final_message,
+            add_special_tokens=generation.add_special_tokens,
+            max_tokens=max_tokens,
+        )
     except (TemplateError, NoChatTemplate) as error:
-        field_path = find_unparsed_arguments(messages)
-        if field_path is not None and await template_accepts(prompt(clear_unparsed_arguments(messages))):
-            reason = "must be the text of a JSON object: the model's chat template accepts nothing else"
-            raise invalid(f"{field_path} {reason}", field_path, "invalid_json") from error
         raise invalid(str(error), generation.prompt_field, "chat_template") from error
-
-
-async def template_accepts(prompt: Awaitable[Int32]) -> bool:
-    """Await a chat prompt; return whether the chat template accepted its messages."""
-    try:
-        await prompt
-    except TooManyTokens:
-        return True  # the template has rendered the messages
-    except (TemplateError, NoChatTemplate):
-        return False
-    return True
 
 
 def refusal_error(generation: GenerationRequest, text: str) -> ApiError:

@@ -233,7 +233,7 @@ def rename_field(error: ApiError, tools: ResponseTools) -> None:
         error.message = error.message.replace(name, error.param, 1)
         return
     if name.startswith("messages["):  # several items may have become one message
-        error.param, error.message = "input", error.message.replace(name, "input: a call's arguments", 1)
+        error.param, error.message = "input", error.message.replace(name, "input", 1)
         return
     if name not in RENAMED_FIELDS:
         return
