@@ -157,7 +157,7 @@ def test_each_alert_names_its_runbook(offline: Any) -> None:
 def test_objectives_floors_and_thresholds_of_alerts_are_values(offline: Any) -> None:
     def expressions(**rules: Any) -> str:
         made = of(offline.template({"monitoring": {"enabled": True, "rules": rules}}), "PrometheusRule")
-        return yaml.safe_dump(made["spec"], width=10_000)
+        return "\n".join(rule["expr"] for group in made["spec"]["groups"] for rule in group["rules"])
 
     text = expressions()
     assert "${" not in text
