@@ -138,7 +138,7 @@ class CommonFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
         Priority | None,
         doc(
             "Each step up doubles the request's share of the engines while requests wait. The API "
-            "key's priority is the default and the maximum."
+            "key's priority is the default and the maximum. Ignored if the gateway has no API keys."
         ),
     ] = None
     timeout: Annotated[
