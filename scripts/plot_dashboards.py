@@ -3,9 +3,9 @@
     python scripts/plot_dashboards.py http://127.0.0.1:9090 --start UNIX --end UNIX
 
 Writes one image per dashboard in `PANELS` to `docs/images/`, using the dashboards' own queries with every
-variable set to All. `PLOTS=docs/images pytest tests/observability` generates the images from the tests'
-cluster, which runs under load with injected faults. Requires matplotlib (`pip install matplotlib`), which no
-extra of the package installs.
+variable set to All. The environment variable SERVICE selects services instead. `PLOTS=docs/images pytest
+tests/observability` generates the images from the tests' cluster, in a run that mostly succeeds. Requires
+matplotlib (`pip install matplotlib`), which no extra of the package installs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import time
 import urllib.parse
@@ -27,6 +28,8 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 BOARDS = ROOT / "charts/mizzen/dashboards"
 WINDOW = "15s"
+SERVICE = os.environ.get("SERVICE", ".*")
+"""Regular expression of the services that are plotted, except on the fleet's dashboard."""
 COLOURS = 48
 """Number of colours in an image: enough for line plots, and the file is a third as large as in RGB."""
 PANELS = {
@@ -75,7 +78,11 @@ UNITS = {"s": "seconds", "reqps": "requests/s", "ops": "per second", "percentuni
 
 
 def series(url: str, expr: str, start: float, end: float) -> list[dict[str, Any]]:
-    """Run a range query with a step of 1 s, and return the resulting series in Prometheus' JSON format."""
+    """Run a range query with a step of 1 s, and return the resulting series in Prometheus' JSON format.
+
+    `$service` selects `SERVICE`; all other variables are set to All.
+    """
+    expr = re.sub(r"\$service\b", SERVICE, expr)
     expr = re.sub(r"\$[a-z]+\b", ".*", expr.replace("$__rate_interval", WINDOW))
     parameters = urllib.parse.urlencode({"query": expr, "start": start, "end": end, "step": 1})
     with urllib.request.urlopen(f"{url}/api/v1/query_range?{parameters}", timeout=60) as response:
@@ -107,11 +114,12 @@ def draw(axes: Any, panel: dict[str, Any], plotted: dict[str, list[tuple[float, 
     unit = UNITS.get(panel["fieldConfig"]["defaults"]["unit"], "")
     axes.set_title(panel["title"], fontsize=12, loc="left")
     axes.set_ylabel(unit, fontsize=10)
+    axes.margins(y=0.4)  # room for the legend
     axes.set_ylim(bottom=0)
     axes.tick_params(labelsize=10)
     axes.grid(alpha=0.25)
     if plotted:
-        axes.legend(fontsize=9, frameon=False, loc="upper left")
+        axes.legend(fontsize=9, frameon=False, loc="upper left", ncols=2)
 
 
 def plot(url: str, board: str, start: float, end: float, folder: Path) -> Path:

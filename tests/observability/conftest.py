@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import programs
 from alert_rules import render_rules
-from manifests import BROKEN
+from manifests import BROKEN, NAME
 from observed import ObservedCluster, Prometheus, eventually, run_load_and_faults, run_steady_load
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,8 @@ def plot(prometheus: Prometheus, began: float, ended: float, folder: str) -> Non
     """Plot the dashboards for the documentation."""
     script = [sys.executable, str(ROOT / "scripts/plot_dashboards.py"), prometheus.url]
     window = ["--start", str(began), "--end", str(ended), "--out", folder]
-    subprocess.run([*script, *window], check=True, timeout=300)
+    environment = {**os.environ, "SERVICE": NAME}
+    subprocess.run([*script, *window], check=True, timeout=300, env=environment)
 
 
 @pytest.fixture(scope="session")
