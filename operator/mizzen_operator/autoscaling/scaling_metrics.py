@@ -60,14 +60,14 @@ class ScalingMetrics:
             key: the service's key.
             settings: `spec.autoscaling`.
             current: `spec.replicas`.
-            sample: load of the service; None, which changes nothing, if a gateway does not answer.
+            sample: load of the service; None, with which the gauges stay the same, if a gateway does not answer.
         """
-        if sample is None:
-            return
         if key not in self._reasons:  # PromQL's `increase()` misses the first event of a new series
             for reason in (*_REASONS, *(settings.metric + end for end in _METRIC_REASONS)):
                 self._decisions.labels(*key, reason)
                 self._reasons.setdefault(key, set()).add(reason)
+        if sample is None:
+            return
         serving = len(sample.engines)
         saturation = demand(settings, sample) / (settings.target * serving) if serving else 0.0
         desired = recommend(settings, current, sample)

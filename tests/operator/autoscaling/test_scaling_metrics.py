@@ -45,6 +45,13 @@ def test_a_missing_sample_changes_nothing_and_forgotten_services_have_no_series(
     registry = CollectorRegistry()
     metrics = ScalingMetrics(registry)
     metrics.forget(KEY)
+    metrics.update(KEY, SETTINGS, 2, None)
+    for reason in ("AboveMaximum", "BelowMinimum", "Idle", "RequestsWait", "ActiveRequestsAboveTarget"):
+        start = registry.get_sample_value(
+            "mizzen_operator_autoscaler_decisions_total", {**LABELS, "reason": reason}
+        )
+        assert start == 0, "increase() of PromQL needs a series before its first event"
+    assert registry.get_sample_value("mizzen_operator_autoscaler_at_maximum", LABELS) is None
     metrics.update(KEY, SETTINGS, 2, load(35))
     metrics.update(KEY, SETTINGS, 2, None)
     metrics.count_decision(KEY, "Idle")
