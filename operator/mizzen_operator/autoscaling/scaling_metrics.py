@@ -60,7 +60,7 @@ class ScalingMetrics:
             key: the service's key.
             settings: `spec.autoscaling`.
             current: `spec.replicas`.
-            sample: load of the service; None, with which the gauges stay the same, if a gateway does not answer.
+            sample: load of the service; None, which leaves the gauges as they are, if a gateway is silent.
         """
         if key not in self._reasons:  # PromQL's `increase()` misses the first event of a new series
             for reason in (*_REASONS, *(settings.metric + end for end in _METRIC_REASONS)):
