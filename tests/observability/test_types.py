@@ -73,6 +73,7 @@ def test_the_type_check_finds_mistakes(check: Check) -> None:
         '"overrides": []': '"override": []',
         '"h": 5': '"h": "5"',
         '"legendFormat": "good"': '"legendFormat": 3',
+        '"iconColor": "blue"': '"iconColour": "blue"',
     }
     boards = {}
     for number, (right, wrong) in enumerate(mistakes.items()):

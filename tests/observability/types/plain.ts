@@ -26,6 +26,15 @@ interface Query extends DataQuery {
   range?: boolean;
 }
 
+// Grafana's package has annotations without the fields of their data source, which are Prometheus' ones here.
+type Annotation = NonNullable<NonNullable<Dashboard['annotations']>['list']>[number];
+interface PrometheusAnnotation {
+  expr: string;
+  step: string;
+  titleFormat: string;
+  textFormat: string;
+}
+
 type Of<Kind extends string, Options, Custom = object> = Omit<
   Plain<Panel>,
   'type' | 'options' | 'fieldConfig' | 'targets'
@@ -52,7 +61,8 @@ type AnyPanel =
   | Of<'bargauge', bargauge.Options>
   | Of<'table', table.Options, table.FieldConfig>;
 
-export type Board = Omit<Plain<Dashboard>, 'panels' | 'templating'> & {
+export type Board = Omit<Plain<Dashboard>, 'annotations' | 'panels' | 'templating'> & {
+  annotations: { list: Array<Plain<Annotation> & PrometheusAnnotation> };
   panels: AnyPanel[];
   templating: { list: Array<Omit<Plain<VariableModel>, 'current'> & { current: object; definition?: string }> };
 };
