@@ -62,10 +62,12 @@ async def test_thinking_can_be_disabled(live: Any, model: Model) -> None:
     await chat(gateway, False, response_format=json_form, extra_body=off)
     assert engine.requests[-1].sampling.grammar[0] == "json_object"
     await chat(gateway, False, response_format=json_form)
-    reasoning, _, rest = (request_grammar(engine) or {})["elements"]
-    assert (reasoning["type"], reasoning["content"]["begin"], rest["type"]) == (
+    reasoning, rest = (request_grammar(engine) or {})["elements"]
+    thought, breaks = reasoning["content"]["elements"]
+    assert (reasoning["type"], thought["begin"], breaks["type"], rest["type"]) == (
         "optional",
         "<think>",
+        "regex",
         "json_schema",
     )
 
@@ -77,8 +79,8 @@ async def test_prompt_may_open_the_reasoning(live: Any, model: Model) -> None:
     result = await chat(gateway, True)
     assert (result["reasoning_content"], result["content"]) == ("hm", "yes")
     await chat(gateway, False, tools=TOOLS, tool_choice="required")
-    reasoning = (request_grammar(engine) or {})["elements"][0]
-    assert (reasoning["begin"], reasoning["end"]) == ("", "</think>")
+    thought = (request_grammar(engine) or {})["elements"][0]["elements"][0]
+    assert (thought["begin"], thought["end"]) == ("", "</think>")
     plain = await live(model(None, "hm</think>yes", chat_template=template), reasoning_parser="none")
     assert (await chat(plain, False))["content"] == "hm</think>yes"
 
