@@ -99,6 +99,7 @@ async def test_identity_is_no_encoding(live: Any, scripted: Any) -> None:
         (b"\x78", "deflate", "its end is missing"),
         (b"\xff\xff\xff", "deflate", "invalid block type"),
     ],
+    ids=["not-compressed", "cut", "trailing-byte", "two-members", "checksum", "deflate-cut", "not-deflate"],
 )
 async def test_invalid_compressed_bodies_get_400(
     live: Any, scripted: Any, until: Any, content: bytes, encoding: str, reason: str
