@@ -107,7 +107,7 @@ def lines(url: str, panel: dict[str, Any], start: float, end: float) -> dict[str
 
 
 def draw(axes: Any, panel: dict[str, Any], plotted: dict[str, list[tuple[float, float]]]) -> None:
-    """Draw the lines of a panel onto matplotlib axes, without those that stay 0 if there are others."""
+    """Draw the lines of a panel onto matplotlib axes; lines that stay 0 are left out if there are others."""
     plotted = {label: line for label, line in plotted.items() if any(value for _, value in line)} or plotted
     for label, points in sorted(plotted.items()):
         axes.plot(*zip(*points, strict=True), label=label, linewidth=1.4)
