@@ -96,6 +96,12 @@ RIGHT: list[dict[str, Any]] = [
         },
         "gateway": {"cors": {"allowOrigins": ["*"]}},
     },
+    {
+        "commonMetadata": {
+            "labels": {"example.com/team": "a"},
+            "annotations": {"example.com/note": "mizzen.dev/x"},
+        }
+    },
     {"autoscaling": {"maxReplicas": 3}},
     {"autoscaling": {"minReplicas": 3, "maxReplicas": 3, "metric": {"targetPercent": 100}}},
     {"autoscaling": {"minReplicas": 0, "maxReplicas": 1, "idleSecondsToZero": 60}},

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from marks import in_cluster
 from mizzen.wire import curve_keys as wire
+from mizzen_operator.api.types import CommonMetadata
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.gateway_client.routing_table import RoutingState
 from mizzen_operator.keys.rotation import KeyRotator, is_rotation_due, rotation_progress
@@ -336,6 +337,7 @@ def _service(requested: str) -> Any:
         shares_gateway: bool = False
         status: Mapping[str, Any] = field(default_factory=lambda: {"replicas": 0})
         rotate_keys: str = requested
+        common: CommonMetadata = field(default_factory=CommonMetadata)
 
     return Owner()
 
