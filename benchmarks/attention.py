@@ -46,7 +46,7 @@ PROMPTS = {"cuda": ("fa3", "flashinfer", "flashinfer-fa3"), "cpu": ("cpu", "refe
 BY_LENGTHS = " by lengths"
 """Suffix that is added to a backend's name if the backend uses length-aware splits."""
 BETTER = 1.02
-"""Another backend is reported as faster if the time of `auto` is more than this number times its own time."""
+"""A backend is reported as faster than `auto` if the time of `auto` is more than this many times as long."""
 
 
 def compare_backends(

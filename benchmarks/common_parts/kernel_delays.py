@@ -2,8 +2,9 @@
 
 With programmatic dependent launch (PDL), a kernel can start before the previous kernel has ended, and then
 waits for that kernel. Durations therefore add up to more than the duration of the step. Delays are computed
-from the order in which kernels end: the delay of a kernel is the time from the end of the previous kernel in
-this order to its own end. Delays add up to the duration of the whole step, including gaps.
+from the order in which kernels end: the delay of a kernel is the time between the end of the previous kernel
+in this order and the end of the kernel itself. Delays add up to the duration of the whole step, including
+gaps.
 """
 
 from __future__ import annotations

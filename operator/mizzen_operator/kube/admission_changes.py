@@ -2,8 +2,8 @@
 
 An admission plugin may change a manifest whenever the operator applies it: clusters that set resources
 themselves do so, and so do policies that stamp annotations. To apply the manifest again would change nothing,
-or would start a fight. So the fields that differ from the manifest right after a write are left as they are.
-Fields that others change later are corrected, but only so often.
+or the plugin would change it back each time. So the fields that differ from the manifest right after a write
+are left as they are. Fields that others change later are corrected, at a limited rate.
 """
 
 from __future__ import annotations

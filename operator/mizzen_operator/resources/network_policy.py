@@ -19,9 +19,9 @@ NAMESPACE = "kubernetes.io/metadata.name"
 def service_network_policies(service: InferenceService, config: OperatorConfig) -> list[dict[str, Any]]:
     """Return the policies of a service's engines and, if the service has its own gateway, of the gateway.
 
-    Engines admit gateways to the wire ports and Prometheus to the metrics port. A gateway admits everyone to
-    its API port, and the operator, Prometheus and its own pods to its admin port. Pods of a group admit one
-    another to any port, because ranks choose their ports when they connect.
+    Engines admit gateways to the wire ports and Prometheus to the metrics port. A gateway pod admits everyone
+    to its API port, and the operator, Prometheus and the gateway's other pods to its admin port. Pods of a
+    group admit one another to any port, because ranks choose their ports when they connect.
     """
     engines = {labels.SERVICE: service.name, labels.COMPONENT: labels.ENGINE}
     gateway = {labels.SERVICE: service.name, labels.COMPONENT: labels.GATEWAY}

@@ -1,6 +1,7 @@
 """Nodes on which engines of a service lost their device repeatedly; its new groups avoid these nodes. Pure.
 
-A node keeps advertising a broken GPU until somebody acts, so the scheduler would choose it again and again.
+A node advertises a broken GPU until an administrator intervenes, so the scheduler would choose the node again
+and again.
 Only losses of the service itself count: no service can influence where the pods of another one run. A node is
 avoided for at most an hour after its last loss (`FAILURE_WINDOW`), and at most `MAX_NODES` nodes are avoided.
 If a group then fits on no node for `PENDING_SECONDS`, the nodes may be used again: a device that may be
