@@ -46,7 +46,6 @@ def test_log_probabilities_equal_transformers(twin: str, graphs: str, tmp_path: 
     """Prompts of several lengths run together, then alone and with their prefixes cached."""
     window = {"sliding_window": 64} if TWINS[twin][1].get("sliding_window") else {}
     head_dim = {} if "head_dim" in TWINS[twin][1] else {"head_dim": 64}
-
     model = save_twin(tmp_path, twin, dtype=torch.bfloat16, **SIZES, **window, **head_dim).cuda()
     numbers = np.random.default_rng(0)
     prompts = [numbers.integers(3, 512, length).tolist() for length in (200, 7, 1, 90, 33)]

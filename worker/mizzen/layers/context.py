@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mizzen.layers.linear_methods.base import LinearFactory
+from mizzen.layers.linear_methods.base import (
+    LinearFactory,
+    LinearKind,
+    LinearMethod,
+    LinearPart,
+    LinearSpec,
+)
 from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
 from mizzen.layers.sharding import Mesh
 from mizzen.parallel.collectives import Collectives, SingleRank
@@ -27,6 +33,22 @@ class BuildContext:
     """Whether layers use the fused kernels of `mizzen.kernels` instead of PyTorch operations; GPUs only."""
     collectives: Collectives = field(default_factory=SingleRank)
     """Collective operations over the ranks of the tensor axis."""
+
+    def linear(
+        self, kind: LinearKind, parts: tuple[LinearPart, ...], *, rows: int, columns: int, bias: bool
+    ) -> LinearMethod:
+        """Make the linear method of a layer with this rank's `rows` and `columns`, on the model's device."""
+        return self.make_linear(
+            LinearSpec(
+                parts=parts,
+                rows=rows,
+                columns=columns,
+                bias=bias,
+                kind=kind,
+                dtype=self.dtype,
+                device=self.device,
+            )
+        )
 
     def allocate(self, *shape: int) -> torch.Tensor:
         """Allocate an uninitialised parameter of a shape, in the model's dtype and on its device."""

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from mizzen.layers.context import BuildContext
-from mizzen.layers.linear_methods.base import LinearKind, LinearPart, LinearSpec
+from mizzen.layers.linear_methods.base import LinearKind, LinearPart
 from mizzen.layers.linear_methods.small_batch import (
     gemm_kernel_specs,
     max_small_batch,
@@ -153,9 +153,7 @@ class TiedHead:
 class Head:
     """Output head with a table of its own."""
 
-    def __init__(
-        self, build: BuildContext, name: str, vocab: int, hidden: int, *, bias: bool = False
-    ) -> None:
+    def __init__(self, build: BuildContext, name: str, vocab: int, hidden: int) -> None:
         self.collectives = build.collectives
         self.vocabulary = VocabShard.for_rank(build, vocab)
         part = LinearPart(
@@ -165,16 +163,8 @@ class Head:
             columns=slice(0, hidden),
             shape=(vocab, hidden),
         )
-        self.method = build.make_linear(
-            LinearSpec(
-                parts=(part,),
-                rows=self.vocabulary.rows,
-                columns=hidden,
-                bias=bias,
-                kind=LinearKind.HEAD,
-                dtype=build.dtype,
-                device=build.device,
-            )
+        self.method = build.linear(
+            LinearKind.HEAD, (part,), rows=self.vocabulary.rows, columns=hidden, bias=False
         )
 
     def targets(self) -> Iterator[WeightTarget]:

@@ -16,7 +16,6 @@ from mizzen.layers.linear_methods.base import (
     InputNorm,
     LinearKind,
     LinearPart,
-    LinearSpec,
 )
 from mizzen.layers.weight_target import WeightTarget
 
@@ -82,16 +81,8 @@ class MergedColumnParallelLinear:
                 )
             )
             first_row += rows.stop - rows.start
-        self.method = build.make_linear(
-            LinearSpec(
-                parts=tuple(parts),
-                rows=first_row,
-                columns=columns,
-                bias=bias,
-                kind=LinearKind.COLUMN,
-                dtype=build.dtype,
-                device=build.device,
-            )
+        self.method = build.linear(
+            LinearKind.COLUMN, tuple(parts), rows=first_row, columns=columns, bias=bias
         )
 
     def targets(self) -> Iterator[WeightTarget]:
@@ -149,21 +140,9 @@ class RowParallelLinear:
         # The sum over ranks must contain the bias once: rank 0 adds it.
         adds_bias = bias and build.collectives.rank == 0
         self.skips_bias = bias and not adds_bias
-        self.method = build.make_linear(
-            LinearSpec(
-                parts=(
-                    LinearPart(
-                        name=name, first_row=0, rows=slice(0, rows), columns=shard, shape=(rows, columns)
-                    ),
-                ),
-                rows=rows,
-                columns=shard.stop - shard.start,
-                bias=adds_bias,
-                kind=LinearKind.ROW,
-                dtype=build.dtype,
-                device=build.device,
-            )
-        )
+        part = LinearPart(name=name, first_row=0, rows=slice(0, rows), columns=shard, shape=(rows, columns))
+        own_columns = shard.stop - shard.start
+        self.method = build.linear(LinearKind.ROW, (part,), rows=rows, columns=own_columns, bias=adds_bias)
         self.empty = build.allocate(0)
         self.fuses_add = build.fused and build.collectives.size == 1 and not bias
         """Whether the GEMM may add its output to the residual stream."""

@@ -60,9 +60,12 @@ class MLP:
             The input [tokens, intermediate of this rank] of `down`, and the residual stream with `x` added.
         """
         middle, residual = self.gate_up.apply_after_norm(norm, x, residual, self.gate)
-        return middle if self.gate is not None else self.activation(middle), residual
+        return self.activate(middle), residual
+
+    def activate(self, middle: torch.Tensor) -> torch.Tensor:
+        """Apply the activation to the outputs of `gate_up`, unless the gate has already applied it."""
+        return middle if self.gate is not None else self.activation(middle)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the block to x [tokens, hidden]; return this rank's partial sum [tokens, hidden]."""
-        middle = self.gate_up(x, self.gate)
-        return self.down(middle if self.gate is not None else self.activation(middle))
+        return self.down(self.activate(self.gate_up(x, self.gate)))

@@ -28,8 +28,6 @@ class QKNormLayer:
         self.fused = build.fused
         self.head_dim = size
         self.heads = q_shard.stop - q_shard.start
-        self.copies = 1
-        """Number of ranks that hold the same KV head."""
         self.shards = (q_shard, kv_shard)
         self.totals = (config.heads, config.kv_heads)
         self.norms: list[RMSNorm | LayerNorm] = []
@@ -42,7 +40,8 @@ class QKNormLayer:
                 width = size if self.scope is QKNorm.HEAD else count * size
                 self.norms.append(RMSNorm(build, prefix + name, width, epsilon, plus_one=plus_one))
         kv_count = kv_shard.stop - kv_shard.start
-        self.copies = max(1, build.collectives.size * kv_count // config.kv_heads)
+        self.copies = build.collectives.size * kv_count // config.kv_heads
+        """Number of ranks that hold the same KV head."""
 
     @property
     def fusible(self) -> bool:

@@ -47,7 +47,7 @@ class DecoderModel:
         self.head = (
             TiedHead(build, self.embedding)
             if config.tie_embeddings
-            else Head(build, names.head, config.vocab_size, hidden, bias=config.head_bias)
+            else Head(build, names.head, config.vocab_size, hidden)
         )
         angle_dtype = torch.float32 if build.fused else build.dtype
         self.rotaries = [

@@ -87,8 +87,6 @@ class TensorNames:
     """Norm of the attention's output, in the placements `POST` and `SANDWICH`."""
     after_mlp_norm: str = "post_feedforward_layernorm"
     """Norm of the feed-forward block's output, in the placements `POST` and `SANDWICH`."""
-    unused_prefixes: tuple[str, ...] = ()
-    """Prefixes of tensors that belong to other parts of the checkpoint, such as a vision encoder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

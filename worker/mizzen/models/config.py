@@ -51,7 +51,6 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    head_bias: bool = False
     embedding_multiplier: float = 1.0
     """Factor of the token embeddings (Gemma, Granite)."""
     rounds_embedding_multiplier: bool = False
@@ -126,6 +125,11 @@ def set_layer_types(fields: Fields, period: int, *, last_is_full: bool = False) 
     return Fields({**fields.values, "layer_types": kinds}, fields.source)
 
 
+def mark_layers(fields: Fields, kind: str) -> tuple[int, ...]:
+    """Return 1 for each layer of a kind, such as "full_attention", and 0 for others; needs `layer_types`."""
+    return tuple(int(layer_kind == kind) for layer_kind in fields.values["layer_types"])
+
+
 def read_heads(fields: Fields) -> tuple[int, int, int]:
     """Read the numbers of heads and KV heads, and the head dim.
 
@@ -190,6 +194,7 @@ def read_decoder_config(
     architecture: str,
     *,
     window: int | None = None,
+    attention_bias: bool = False,
     qkv_bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
@@ -205,7 +210,8 @@ def read_decoder_config(
 
     `context_length`, `tie_embeddings` and `activation` are the family's defaults for values that config.json
     does not set. All layers have the sliding window `window`, unless config.json lists `layer_types`. Without
-    `ropes`, all layers share the rotary embedding that config.json describes.
+    `ropes`, all layers share the rotary embedding that config.json describes. `attention_bias` sets both
+    `qkv_bias` and `output_bias`.
 
     Raises:
         ConfigError: a field is missing, invalid or not supported; the message names the field.
@@ -240,8 +246,8 @@ def read_decoder_config(
         block=replace(
             block, activation=read_activation(fields, "hidden_activation", "hidden_act", default=activation)
         ),
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
+        qkv_bias=qkv_bias or attention_bias,
+        output_bias=output_bias or attention_bias,
         mlp_bias=mlp_bias,
         dtype=dtype,
         end_token_ids=read_token_ids(fields),

@@ -26,13 +26,14 @@ class DecoderLayer:
     This class has a norm before each of them (`NormPlacement.PRE`); its subclasses have other placements.
     """
 
+    partial_output = True
+    """Whether the output must be summed over ranks before it is added to the residual stream."""
+
     def __init__(self, build: BuildContext, config: ModelConfig, layer: int) -> None:
         block = config.block
         prefix = f"{block.names.prefix}layers.{layer}."
         self.collectives = build.collectives
         self.multiplier = block.residual_multiplier
-        self.partial_output = block.placement in (NormPlacement.PRE, NormPlacement.PARALLEL)
-        """Whether the output must be summed over ranks before it is added to the residual stream."""
         self.attention = SelfAttention(build, config, layer, f"{prefix}{block.names.attention}.")
         self.mlp = MLP(build, config, f"{prefix}{block.names.mlp}.")
         self.norms: dict[str, Norm] = {
@@ -96,6 +97,16 @@ class DecoderLayer:
         middle, residual = self.mlp.apply_after_norm(self.norms["before_mlp"], x, residual)
         return self.project(self.mlp.down, middle, residual), residual
 
+    def add_and_normalise(self, place: str, x: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+        """Add x, if given, to the residual stream in place; return the sum, normalised if `place` has a norm.
+
+        x and the result are [tokens, hidden]. x is the same on all ranks.
+        """
+        norm = self.norms.get(place)
+        if norm is None:
+            return residual if x is None else residual.add_(x)
+        return norm(residual) if x is None else norm.add(x, residual)
+
     def project(
         self, linear: RowParallelLinear, x: torch.Tensor, residual: torch.Tensor
     ) -> torch.Tensor | None:
@@ -105,14 +116,21 @@ class DecoderLayer:
         return self.scale(linear(x))
 
 
-class PostNormLayer(DecoderLayer):
-    """A decoder layer that normalises the outputs of attention and feed-forward block, not their inputs."""
+class OutputNormLayer(DecoderLayer):
+    """A decoder layer that normalises the outputs of attention and feed-forward block.
+
+    Its outputs are sums over ranks. With `NormPlacement.SANDWICH` it also normalises their inputs.
+    """
+
+    partial_output = False
 
     @staticmethod
     def norm_names(config: ModelConfig) -> dict[str, str]:
         """Return the checkpoint's name of the norm at each place of this layer."""
         names = config.block.names
-        return {"after_attention": names.after_attention_norm, "after_mlp": names.after_mlp_norm}
+        outputs = {"after_attention": names.after_attention_norm, "after_mlp": names.after_mlp_norm}
+        sandwich = config.block.placement is NormPlacement.SANDWICH
+        return DecoderLayer.norm_names(config) | outputs if sandwich else outputs
 
     def __call__(
         self,
@@ -122,38 +140,15 @@ class PostNormLayer(DecoderLayer):
         rows: torch.Tensor | None = None,
     ) -> Output:
         """Apply this layer; x is already normalised, and the same on all ranks. See `DecoderLayer`."""
-        residual = residual if x is None else residual.add_(x)
-        attended, residual = self.attention(self.attention.qkv_proj(residual), residual, context, rows)
-        residual.add_(self.normalise(self.attention.o_proj(attended), "after_attention"))
-        return self.normalise(self.mlp(residual), "after_mlp"), residual
+        inputs = self.add_and_normalise("before_attention", x, residual)
+        attended, residual = self.attention(self.attention.qkv_proj(inputs), residual, context, rows)
+        x = self.normalise_output("after_attention", self.attention.o_proj(attended))
+        inputs = self.add_and_normalise("before_mlp", x, residual)
+        return self.normalise_output("after_mlp", self.mlp(inputs)), residual
 
-    def normalise(self, x: torch.Tensor, place: str) -> torch.Tensor:
+    def normalise_output(self, place: str, x: torch.Tensor) -> torch.Tensor:
         """Sum an output x [tokens, hidden] over ranks; return the sum normalised, and scaled."""
         return self.scale(self.norms[place](self.collectives.all_reduce(x)))
-
-
-class SandwichLayer(PostNormLayer):
-    """A decoder layer that normalises the inputs and the outputs of attention and feed-forward block."""
-
-    @staticmethod
-    def norm_names(config: ModelConfig) -> dict[str, str]:
-        """Return the checkpoint's name of the norm at each place of this layer."""
-        return DecoderLayer.norm_names(config) | PostNormLayer.norm_names(config)
-
-    def __call__(
-        self,
-        x: torch.Tensor | None,
-        residual: torch.Tensor,
-        context: ForwardContext,
-        rows: torch.Tensor | None = None,
-    ) -> Output:
-        """Apply this layer; x is already normalised, and the same on all ranks. See `DecoderLayer`."""
-        norm = self.norms["before_attention"]
-        inputs = norm(residual) if x is None else norm.add(x, residual)
-        attended, residual = self.attention(self.attention.qkv_proj(inputs), residual, context, rows)
-        x = self.normalise(self.attention.o_proj(attended), "after_attention")
-        inputs = self.norms["before_mlp"].add(x, residual)
-        return self.normalise(self.mlp(inputs), "after_mlp"), residual
 
 
 class ParallelLayer(DecoderLayer):
@@ -172,9 +167,8 @@ class ParallelLayer(DecoderLayer):
         rows: torch.Tensor | None = None,
     ) -> Output:
         """Add the previous layer's output to the residual stream, and apply this layer."""
-        norm = self.norms["before_attention"]
         x = x if x is None else self.collectives.all_reduce(x)
-        inputs = norm(residual) if x is None else norm.add(x, residual)
+        inputs = self.add_and_normalise("before_attention", x, residual)
         attended, residual = self.attention(self.attention.qkv_proj(inputs), residual, context, rows)
         inputs = inputs if rows is None else inputs[rows]
         return self.scale(self.attention.o_proj(attended).add_(self.mlp(inputs))), residual
@@ -182,8 +176,8 @@ class ParallelLayer(DecoderLayer):
 
 LAYERS: dict[NormPlacement, type[DecoderLayer]] = {
     NormPlacement.PRE: DecoderLayer,
-    NormPlacement.POST: PostNormLayer,
-    NormPlacement.SANDWICH: SandwichLayer,
+    NormPlacement.POST: OutputNormLayer,
+    NormPlacement.SANDWICH: OutputNormLayer,
     NormPlacement.PARALLEL: ParallelLayer,
 }
 """Class of the decoder layers for each placement of the norms."""

@@ -59,6 +59,14 @@ class Fields:
             raise self.error(name, "must be a positive integer")
         return value
 
+    def optional_integer(self, name: str, default: int | None = None) -> int | None:
+        """Read a positive integer or null; a missing field has the default value.
+
+        Raises:
+            ConfigError: the field is neither null nor a positive integer.
+        """
+        return None if self.values.get(name, default) is None else self.integer(name, default)
+
     def number(self, name: str, default: float | None = None) -> float:
         """Read a positive number; without a default the field is required.
 
@@ -77,9 +85,7 @@ class Fields:
         Raises:
             ConfigError: the field is neither null nor a positive number.
         """
-        if name in self.values and self.values[name] is None:
-            return None
-        return default if name not in self.values else self.number(name)
+        return None if self.values.get(name, default) is None else self.number(name, default)
 
     def flag(self, name: str, default: bool = False) -> bool:
         """Read a boolean; a missing or null field has the default value.

@@ -138,6 +138,32 @@ def read_rope(
     )
 
 
+def read_ropes_by_layer_type(
+    fields: Fields, head_dim: int, *, full_theta: float, sliding_theta: float
+) -> tuple[RopeConfig, RopeConfig] | None:
+    """Read the rotary embeddings of layers with full attention and of layers with a sliding window.
+
+    Args:
+        fields: Fields of config.json.
+        head_dim: Head dim of the model.
+        full_theta: Default of `rope_theta` for full attention.
+        sliding_theta: Default of `rope_theta` for sliding windows.
+
+    Returns:
+        Both embeddings; None if `rope_parameters` has no object for each type of layer.
+
+    Raises:
+        ConfigError: a field is missing or invalid, or the type of embedding is not supported.
+    """
+    rope = fields.child("rope_parameters")
+    if "full_attention" not in rope.values and "sliding_attention" not in rope.values:
+        return None
+    return (
+        read_rope(fields, head_dim, rope=rope.child("full_attention"), theta=full_theta),
+        read_rope(fields, head_dim, rope=rope.child("sliding_attention"), theta=sliding_theta),
+    )
+
+
 def read_rotary_dim(fields: Fields, rope: Fields, head_dim: int, default: float | None) -> int:
     """Read the number of rotated elements of a head; 0 for all.
 

@@ -92,13 +92,13 @@ def open_safetensors(path: Path) -> Iterator[tuple[SafetensorsHeader, Any]]:
 
 
 def is_ignorable(name: str, tied: bool, names: TensorNames) -> bool:
-    """Return whether a tensor need not be loaded: it is redundant, unused, or a scale of the KV cache.
+    """Return whether a tensor need not be loaded, because it is redundant or a scale of the KV cache.
 
     Other code reads the scales (`mizzen.weights.kv_scales`). `tied` says that the head shares the embedding's
-    table, which makes the head's own tensor redundant. `names` has the prefixes of other parts of the model.
+    table, which makes the head's own tensor redundant.
     """
     derived = name.endswith("rotary_emb.inv_freq") or (tied and name == f"{names.head}.weight")
-    return derived or name.endswith(KV_SCALES) or name.startswith(names.unused_prefixes)
+    return derived or name.endswith(KV_SCALES)
 
 
 def group_by_name(targets: Iterable[WeightTarget]) -> dict[str, list[WeightTarget]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mizzen.attention.base import Geometry, MixedAttention, PagedKV
+from mizzen.attention.base import MixedAttention, PagedKV
 from mizzen.attention.registry import make_attention
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.step import StepExecutor
@@ -27,7 +27,7 @@ from mizzen.engine.loading.memory_budget import (
     rank_memory,
 )
 from mizzen.engine.loading.memory_profile import build_largest_plan, measure_step_bytes
-from mizzen.engine.loading.resolve import resolve_dtype, uses_own_kernels
+from mizzen.engine.loading.resolve import rank_geometry, resolve_dtype, uses_own_kernels
 from mizzen.layers.context import BuildContext
 from mizzen.layers.linear_methods.small_batch import SmallBatchLinear
 from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
@@ -113,16 +113,9 @@ def make_attention_with_kv(
         dtype: Data type of the KV cache; by default that of the weights.
         key_scales: Scale of the keys in each layer; empty if all are 1.
     """
-    config, weight, layer_attention = model.config, model.embedding.weight, model.layers[0].attention
-    geometry = Geometry(
-        heads=layer_attention.heads,
-        kv_heads=layer_attention.kv_heads,
-        head_dim=config.head_dim,
-        windows=config.windows,
-        scale=config.block.attention_scale,
-        softcap=config.block.attention_softcap,
-    )
-    shape = (config.layers, pages * page_size, layer_attention.kv_heads, config.head_dim)
+    config, weight = model.config, model.embedding.weight
+    geometry = rank_geometry(config, model.collectives.size)
+    shape = (config.layers, pages * page_size, geometry.kv_heads, config.head_dim)
     keys, values = (zeros(shape, dtype or weight.dtype, weight.device) for _ in range(2))
     kv = PagedKV(keys=keys, values=values, page_size=page_size, key_scales=key_scales)
     return make_attention(geometry, kv, prefill=prefill, decode=decode)

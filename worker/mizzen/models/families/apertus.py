@@ -27,12 +27,10 @@ def parse_config(fields: Fields) -> ModelConfig:
     """Read the config.json of an Apertus model."""
     if fields.values.get("rope_parameters") is None and fields.values.get("rope_scaling") is None:
         fields = Fields({**fields.values, "rope_parameters": DEFAULT_ROPE}, fields.source)
-    bias = fields.flag("attention_bias")
     return read_decoder_config(
         fields,
         ARCHITECTURE,
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=fields.flag("attention_bias"),
         mlp_bias=fields.flag("mlp_bias"),
         context_length=65536,
         norm_epsilon=fields.number("rms_norm_eps", 1e-5),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mizzen.models.block import BlockConfig, NormKind, NormPlacement, QKNorm
-from mizzen.models.config import ModelConfig, read_decoder_config, read_heads, set_layer_types
+from mizzen.models.config import ModelConfig, mark_layers, read_decoder_config, read_heads, set_layer_types
 from mizzen.models.hf_fields import Fields
 from mizzen.models.rope_config import RopeConfig, read_rope
 
@@ -26,7 +26,7 @@ def parse_cohere2(fields: Fields) -> ModelConfig:
     period = fields.integer("sliding_window_pattern", 4)
     fields = set_layer_types(Fields({"sliding_window": 4096, **fields.values}, fields.source), period)
     rope = read_rope(fields, read_heads(fields)[2], theta=THETA, interleaved=True)
-    by_layer = tuple(int(kind == "full_attention") for kind in fields.values["layer_types"])
+    by_layer = mark_layers(fields, "full_attention")
     return read_cohere(fields, COHERE2, BLOCK, (rope, RopeConfig(kind="none")), by_layer)
 
 
@@ -38,12 +38,10 @@ def read_cohere(
     rope_by_layer: tuple[int, ...] = (),
 ) -> ModelConfig:
     """Read what both generations share."""
-    bias = fields.flag("attention_bias")
     config = read_decoder_config(
         fields,
         architecture,
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=fields.flag("attention_bias"),
         context_length=8192,
         tie_embeddings=True,
         norm_epsilon=fields.number("layer_norm_eps", 1e-5),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mizzen.models.block import BlockConfig, NormPlacement, QKNorm
-from mizzen.models.config import ModelConfig, read_decoder_config, read_heads, set_layer_types
+from mizzen.models.config import ModelConfig, mark_layers, read_decoder_config, read_heads, set_layer_types
 from mizzen.models.hf_fields import Fields
 from mizzen.models.rope_config import RopeConfig, read_rope
 
@@ -22,7 +22,7 @@ def parse_config(fields: Fields) -> ModelConfig:
         period = fields.integer("sliding_window_pattern", 4)
         fields = set_layer_types(fields, period, last_is_full=True)
         ropes += (RopeConfig(kind="none"),)
-        by_layer = tuple(int(kind == "full_attention") for kind in fields.values["layer_types"])
+        by_layer = mark_layers(fields, "full_attention")
     return read_decoder_config(
         fields,
         ARCHITECTURE,

@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 
 from mizzen.models.block import BlockConfig, NormKind, NormPlacement, QKNorm, TensorNames
-from mizzen.models.config import ModelConfig, read_decoder_config, read_heads, set_layer_types
+from mizzen.models.config import ModelConfig, mark_layers, read_decoder_config, read_heads, set_layer_types
 from mizzen.models.hf_fields import Fields
-from mizzen.models.rope_config import RopeConfig, read_rope
+from mizzen.models.rope_config import RopeConfig, read_rope, read_ropes_by_layer_type
 
 GEMMA2, GEMMA3 = "Gemma2ForCausalLM", "Gemma3ForCausalLM"
 NAMES = TensorNames(mlp_norm="pre_feedforward_layernorm")
@@ -26,12 +26,11 @@ def parse_gemma2(fields: Fields) -> ModelConfig:
 def parse_gemma3(fields: Fields) -> ModelConfig:
     """Read the config.json of a Gemma 3 text model; every sixth layer has full attention.
 
-    Layers with a sliding window have a rotary embedding of their own.
+    Layers with a sliding window have another rotary embedding than layers with full attention.
     """
     defaults = {"head_dim": 256, "sliding_window": 4096}
     period = fields.integer("sliding_window_pattern", 6)
     fields = set_layer_types(Fields({**defaults, **fields.values}, fields.source), period)
-    full = tuple(int(kind == "sliding_attention") for kind in fields.values["layer_types"])
     block = BlockConfig(qk_norm=QKNorm.HEAD, qk_norm_kind=NormKind.RMS_PLUS_ONE)
     return read_gemma(
         fields,
@@ -40,7 +39,7 @@ def parse_gemma3(fields: Fields) -> ModelConfig:
         softcaps=(None, None),
         block=block,
         ropes=read_ropes(fields),
-        rope_by_layer=full,
+        rope_by_layer=mark_layers(fields, "sliding_attention"),
     )
 
 
@@ -50,14 +49,10 @@ def read_ropes(fields: Fields) -> tuple[RopeConfig, RopeConfig]:
     `rope_parameters` holds one object for each type of layer; older files have `rope_theta`, `rope_scaling`
     and `rope_local_base_freq`.
     """
-    head_dim, rope = read_heads(fields)[2], fields.child("rope_parameters")
-    if "full_attention" in rope.values or "sliding_attention" in rope.values:
-        return (
-            read_rope(fields, head_dim, rope=rope.child("full_attention"), theta=GLOBAL_THETA),
-            read_rope(fields, head_dim, rope=rope.child("sliding_attention"), theta=LOCAL_THETA),
-        )
+    head_dim = read_heads(fields)[2]
+    by_type = read_ropes_by_layer_type(fields, head_dim, full_theta=GLOBAL_THETA, sliding_theta=LOCAL_THETA)
     local = RopeConfig(theta=fields.number("rope_local_base_freq", LOCAL_THETA))
-    return read_rope(fields, head_dim, theta=GLOBAL_THETA), local
+    return by_type or (read_rope(fields, head_dim, theta=GLOBAL_THETA), local)
 
 
 def read_gemma(
@@ -71,7 +66,6 @@ def read_gemma(
     rope_by_layer: tuple[int, ...] = (),
 ) -> ModelConfig:
     """Read what Gemma 2 and 3 share; `softcaps` has the defaults of the caps of scores and of logits."""
-    bias = fields.flag("attention_bias")
     if fields.flag("use_bidirectional_attention"):
         raise fields.error("use_bidirectional_attention", "must be false: attention must be causal")
     block = replace(
@@ -85,8 +79,7 @@ def read_gemma(
     config = read_decoder_config(
         fields,
         architecture,
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=fields.flag("attention_bias"),
         context_length=context_length,
         tie_embeddings=True,
         activation="gelu_pytorch_tanh",

@@ -13,13 +13,16 @@ ARCHITECTURE = "GraniteForCausalLM"
 
 def parse_config(fields: Fields) -> ModelConfig:
     """Read the config.json of a Granite model."""
-    bias = fields.flag("attention_bias")
     block = BlockConfig(
         attention_scale=fields.number("attention_multiplier", 1.0),
         residual_multiplier=fields.number("residual_multiplier", 1.0),
     )
     config = read_decoder_config(
-        fields, ARCHITECTURE, qkv_bias=bias, output_bias=bias, mlp_bias=fields.flag("mlp_bias"), block=block
+        fields,
+        ARCHITECTURE,
+        attention_bias=fields.flag("attention_bias"),
+        mlp_bias=fields.flag("mlp_bias"),
+        block=block,
     )
     return replace(
         config,

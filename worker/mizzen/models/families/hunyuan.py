@@ -19,12 +19,10 @@ BLOCK = BlockConfig(
 
 def parse_config(fields: Fields) -> ModelConfig:
     """Read the config.json of a Hunyuan model."""
-    bias = fields.flag("attention_bias")
     return read_decoder_config(
         fields,
         ARCHITECTURE,
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=fields.flag("attention_bias"),
         norm_epsilon=fields.number("rms_norm_eps", 1e-5),
         block=BLOCK,
         ropes=(read_hunyuan_rope(fields),),

@@ -10,7 +10,9 @@ ARCHITECTURE = "LlamaForCausalLM"
 
 def parse_config(fields: Fields) -> ModelConfig:
     """Read the config.json of a Llama model."""
-    bias = fields.flag("attention_bias")
     return read_decoder_config(
-        fields, ARCHITECTURE, qkv_bias=bias, output_bias=bias, mlp_bias=fields.flag("mlp_bias")
+        fields,
+        ARCHITECTURE,
+        attention_bias=fields.flag("attention_bias"),
+        mlp_bias=fields.flag("mlp_bias"),
     )

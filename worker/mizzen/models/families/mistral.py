@@ -15,8 +15,7 @@ def parse_config(fields: Fields) -> ModelConfig:
 
     If `sliding_window` is null, attention is full; if it is absent, the window is 4096 tokens.
     """
-    full = "sliding_window" in fields.values and fields.values["sliding_window"] is None
-    window = None if full else fields.integer("sliding_window", 4096)
+    window = fields.optional_integer("sliding_window", 4096)
     return read_decoder_config(fields, ARCHITECTURE, window=window, context_length=131072)
 
 
@@ -26,14 +25,13 @@ def parse_ministral3(fields: Fields) -> ModelConfig:
     Queries grow with their positions if `rope_parameters` has `llama_4_scaling_beta`.
     """
     fields = Fields({"head_dim": 128, "num_key_value_heads": 8, **fields.values}, fields.source)
-    window, rope = fields.values.get("sliding_window"), rope_fields(fields)
-    scaling = None
+    rope, scaling = rope_fields(fields), None
     if rope.values.get("llama_4_scaling_beta"):
         scaling = (rope.number("llama_4_scaling_beta"), original_context(fields, rope))
     return read_decoder_config(
         fields,
         MINISTRAL3,
-        window=None if window is None else fields.integer("sliding_window"),
+        window=fields.optional_integer("sliding_window"),
         context_length=262144,
         norm_epsilon=fields.number("rms_norm_eps", 1e-5),
         block=BlockConfig(query_scaling=scaling),

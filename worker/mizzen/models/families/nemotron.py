@@ -13,12 +13,10 @@ BLOCK = BlockConfig(norm=NormKind.LAYER_PLUS_ONE, norm_bias=True, names=TensorNa
 
 def parse_config(fields: Fields) -> ModelConfig:
     """Read the config.json of a Nemotron model; half of each head is rotated by default."""
-    bias = fields.flag("attention_bias")
     return read_decoder_config(
         fields,
         ARCHITECTURE,
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=fields.flag("attention_bias"),
         mlp_bias=fields.flag("mlp_bias"),
         context_length=4096,
         norm_epsilon=fields.number("norm_eps", 1e-5),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mizzen.models.block import BlockConfig, NormPlacement, QKNorm
-from mizzen.models.config import ModelConfig, read_decoder_config, read_heads, set_layer_types
+from mizzen.models.config import ModelConfig, mark_layers, read_decoder_config, read_heads, set_layer_types
 from mizzen.models.hf_fields import Fields
-from mizzen.models.rope_config import RopeConfig, read_rope
+from mizzen.models.rope_config import RopeConfig, read_rope, read_ropes_by_layer_type
 
 OLMO2, OLMO3 = "Olmo2ForCausalLM", "Olmo3ForCausalLM"
 BLOCK = BlockConfig(placement=NormPlacement.POST, qk_norm=QKNorm.FULL)
@@ -24,17 +24,12 @@ def parse_olmo3(fields: Fields) -> ModelConfig:
     Only layers with full attention have a rotary embedding that is extended to longer contexts.
     """
     fields = set_layer_types(Fields({"sliding_window": 4096, **fields.values}, fields.source), 4)
-    head_dim, rope = read_heads(fields)[2], fields.child("rope_parameters")
-    if "full_attention" in rope.values or "sliding_attention" in rope.values:
-        ropes = (
-            read_rope(fields, head_dim, rope=rope.child("full_attention"), theta=THETA),
-            read_rope(fields, head_dim, rope=rope.child("sliding_attention"), theta=THETA),
-        )
-    else:
+    head_dim = read_heads(fields)[2]
+    ropes = read_ropes_by_layer_type(fields, head_dim, full_theta=THETA, sliding_theta=THETA)
+    if ropes is None:
         full = read_rope(fields, head_dim, theta=THETA)
         ropes = (full, RopeConfig(theta=full.theta))
-    by_layer = tuple(int(kind == "sliding_attention") for kind in fields.values["layer_types"])
-    return read_olmo(fields, OLMO3, ropes, by_layer)
+    return read_olmo(fields, OLMO3, ropes, mark_layers(fields, "sliding_attention"))
 
 
 def read_olmo(
@@ -44,12 +39,10 @@ def read_olmo(
     rope_by_layer: tuple[int, ...] = (),
 ) -> ModelConfig:
     """Read what OLMo 2 and 3 share."""
-    bias = fields.flag("attention_bias")
     return read_decoder_config(
         fields,
         architecture,
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=fields.flag("attention_bias"),
         norm_epsilon=fields.number("rms_norm_eps", 1e-5),
         block=BLOCK,
         ropes=ropes,

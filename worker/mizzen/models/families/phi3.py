@@ -13,11 +13,10 @@ NAMES = TensorNames(query_key_value=("qkv_proj",) * 3, gate_up=("gate_up_proj",)
 
 def parse_config(fields: Fields) -> ModelConfig:
     """Read the config.json of a Phi-3 or Phi-4 model."""
-    window = fields.values.get("sliding_window")
     return read_decoder_config(
         fields,
         ARCHITECTURE,
-        window=None if window is None else fields.integer("sliding_window"),
+        window=fields.optional_integer("sliding_window"),
         context_length=4096,
         norm_epsilon=fields.number("rms_norm_eps", 1e-5),
         block=BlockConfig(names=NAMES),

@@ -12,13 +12,11 @@ ARCHITECTURE = "Qwen3ForCausalLM"
 
 def parse_config(fields: Fields) -> ModelConfig:
     """Read the config.json of a Qwen3 model; the default head dim is 128."""
-    bias = fields.flag("attention_bias")
     fields = Fields({"head_dim": 128, **fields.values}, fields.source)
     config = read_decoder_config(
         fields,
         ARCHITECTURE,
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=fields.flag("attention_bias"),
         block=BlockConfig(qk_norm=QKNorm.HEAD),
         context_length=32768,
     )

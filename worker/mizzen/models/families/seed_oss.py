@@ -1,4 +1,4 @@
-"""Seed-OSS (ByteDance): Llama with biases of queries, keys and values, and a head dim of its own."""
+"""Seed-OSS (ByteDance): Llama with biases of queries, keys and values, and a separate head dim."""
 
 from __future__ import annotations
 

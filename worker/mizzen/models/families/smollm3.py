@@ -12,8 +12,8 @@ ARCHITECTURE = "SmolLM3ForCausalLM"
 def parse_config(fields: Fields) -> ModelConfig:
     """Read the config.json of a SmolLM3 model.
 
-    `no_rope_layers` lists a 1 for every layer with rotary embedding; these have a sliding window if
-    `use_sliding_window` is true.
+    `no_rope_layers` lists a 1 for every layer with rotary embedding. If `use_sliding_window` is true, the
+    other layers have a sliding window.
 
     Raises:
         ConfigError: a field is missing, invalid or not supported; the message names the field.
@@ -23,17 +23,13 @@ def parse_config(fields: Fields) -> ModelConfig:
     flags = fields.values.get("no_rope_layers") or [int((i + 1) % period != 0) for i in range(layers)]
     if not isinstance(flags, list) or len(flags) != layers or any(flag not in (0, 1) for flag in flags):
         raise fields.error("no_rope_layers", f"must list {layers} times 0 or 1")
-    window = None
-    if fields.flag("use_sliding_window") and fields.values.get("sliding_window") is not None:
-        window = fields.integer("sliding_window")
+    window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window") else None
     kinds = ["full_attention" if window is None or flag else "sliding_attention" for flag in flags]
     fields = Fields({"layer_types": kinds, **fields.values}, fields.source)
-    bias = fields.flag("attention_bias")
     return read_decoder_config(
         fields,
         ARCHITECTURE,
-        qkv_bias=bias,
-        output_bias=bias,
+        attention_bias=fields.flag("attention_bias"),
         mlp_bias=fields.flag("mlp_bias"),
         context_length=32768,
         tie_embeddings=True,

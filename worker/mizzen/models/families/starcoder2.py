@@ -13,11 +13,10 @@ BLOCK = BlockConfig(norm=NormKind.LAYER, norm_bias=True, names=TensorNames(gate_
 def parse_config(fields: Fields) -> ModelConfig:
     """Read the config.json of a StarCoder2 model."""
     bias = fields.flag("use_bias", True)
-    window = fields.values.get("sliding_window")
     return read_decoder_config(
         fields,
         ARCHITECTURE,
-        window=None if window is None else fields.integer("sliding_window"),
+        window=fields.optional_integer("sliding_window"),
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=bias,
