@@ -264,7 +264,7 @@ def test_a_failed_node_stops_the_group(kind: ExitReason, local_group: LocalGroup
 
 
 def test_a_killed_rank_takes_precedence_over_consequential_failures(local_group: LocalGroup) -> None:
-    """Rank 0 fails because a connection was closed, before node 1 reports that its own rank was killed."""
+    """Rank 0 fails because a connection was closed, before node 1 reports that its rank was killed."""
     leader, follower = local_group.start_group()
     own = ExitReason(1, "rank_failed", "rank 0 failed: connection closed by peer")
     assert leader.decide_exit(own, local_group.now) is None

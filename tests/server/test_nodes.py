@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from engine_process import SECONDS, EngineProcess
+from live_processes import is_alive
 from ports import free_ports
 
 LEADER, OTHER = "127.0.0.2", "127.0.0.3"
@@ -131,7 +132,7 @@ def test_any_loss_stops_the_whole_group_with_the_reason(
         node.process.send_signal(signal.SIGCONT)  # once it continues, it exits, too
     for remaining in nodes:
         assert remaining.process.wait(SECONDS) != 0
-    assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+    assert not any(is_alive(rank) for rank in ranks)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2])

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from live_processes import is_alive
 from mizzen.core.request import FinishReason
 from mizzen.server.ranks.device_loss import is_device_lost
 from mizzen.wire.messages import PROTOCOL, Hello, RefusalCode, Refused, Stats
@@ -250,7 +251,7 @@ def test_the_rank_dies_with_its_supervisor(start_engine: Start) -> None:
     rank = engine.rank
     engine.process.kill()
     engine.process.wait(60)
-    engine.until(lambda: not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE)
+    engine.until(lambda: not is_alive(rank))
 
 
 @pytest.mark.parametrize(

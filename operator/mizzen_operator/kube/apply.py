@@ -194,9 +194,8 @@ class Applier:
         if live is None:
             return self._record(manifest, await self._write(manifest))
         uid, found = live["metadata"]["uid"], compare(live, manifest)
-        if not found.paths or self._changes.is_left(uid, found):
-            return live
-        if not self._changes.may_correct(uid, found.applied):
+        settled = not found.paths or self._changes.is_left(uid, found)
+        if settled or not self._changes.may_correct(uid, found.applied):
             return live
         if not self._changes.is_extra_left(uid, found):
             live = await self._remove_foreign_edits(manifest, live)

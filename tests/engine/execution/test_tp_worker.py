@@ -14,6 +14,7 @@ import psutil
 import pytest
 from rank_kit import thread_ranks
 
+from live_processes import is_alive
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Finished, FinishReason, Pooling, Request
 from mizzen.core.sampling_params import Grammar, GrammarKind
@@ -181,7 +182,7 @@ def test_grammars_constrain_output_on_several_ranks() -> None:
 
 def followers() -> list[psutil.Process]:
     """Return the follower processes of this process that are still running."""
-    results = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    results = [child for child in psutil.Process().children() if is_alive(child)]
     return [child for child in results if "mizzen.server.ranks.follower" in child.cmdline()]
 
 

@@ -6,7 +6,7 @@ the form of the messages that Transformers is given, because its users have to k
 - `object` or `text`: arguments of calls; `either`: both; `none`: the template does not show calls
 - `null` or `absent`: `content` of a message with calls and no text, which is otherwise empty text
 - `apart`: content and calls need a message each
-- `single`: each call needs a message of its own, which its result follows
+- `single`: each call needs a separate message, followed by its result
 - `alternate`: the template knows no results; they are the user's messages
 """
 

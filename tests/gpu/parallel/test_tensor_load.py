@@ -20,6 +20,7 @@ import tensor_kit
 from tensor_kit import RANKS, run_in_process, run_random_load, small_model
 
 from engine_process import EngineProcess
+from live_processes import is_alive
 from wire_gateway import Gateway
 
 SECONDS = float(os.environ.get("MIZZEN_LOAD_SECONDS", "20"))
@@ -91,14 +92,6 @@ def engine(tmp_path: Path) -> Iterator[EngineProcess]:
     started.close()
 
 
-def _is_alive(process: psutil.Process) -> bool:
-    """Return whether a process runs; a zombie that the container's process 1 does not reap does not."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 @GONE
 def test_a_killed_rank_ends_the_engine_within_ten_seconds(
     number: signal.Signals, engine: EngineProcess
@@ -114,7 +107,7 @@ def test_a_killed_rank_ends_the_engine_within_ten_seconds(
         follower.send_signal(number)
         assert engine.process.wait(60) == 1
         elapsed = time.monotonic() - start_time
-        assert not [process for process in rank_processes if _is_alive(process)]
+        assert not [process for process in rank_processes if is_alive(process)]
         assert not gateway.ends
     output = engine.message.read_text()
     print(f"{number.name}: ended after {elapsed:.1f} s: {output}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import signal
 import threading
@@ -18,6 +17,7 @@ from urllib.parse import quote
 import typer
 
 from mizzen.commands.progress import StartupProgress
+from mizzen.common.cache import cache_dir
 
 POLL_SECONDS = 0.2
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./+-]{1,255})?")
@@ -39,13 +39,6 @@ class RemoteModel:
     uri: str
     name: str
     folder: Path
-
-
-def cache_folder() -> Path:
-    """Return the folder of fetched models: `MIZZEN_CACHE_DIR`, or `mizzen` in the user's cache folder."""
-    if given := os.environ.get("MIZZEN_CACHE_DIR"):
-        return Path(given).expanduser() / "models"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mizzen" / "models"
 
 
 def find_model(text: str) -> Path | RemoteModel:
@@ -106,7 +99,7 @@ def _remote(uri: str) -> RemoteModel:
         path = source.repository if isinstance(source, OciSource) else source.prefix or source.bucket
         name = path.strip("/").rpartition("/")[2]
         folder = Path(quote(uri, safe=""))
-    return RemoteModel(uri, name, cache_folder() / folder)
+    return RemoteModel(uri, name, cache_dir().expanduser() / "models" / folder)
 
 
 def fetch_model(model: RemoteModel, progress: StartupProgress) -> None:

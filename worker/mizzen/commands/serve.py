@@ -30,6 +30,7 @@ from mizzen.commands.children import (
 from mizzen.commands.model_source import RemoteModel, fetch_model, find_model
 from mizzen.commands.progress import StartupProgress, create_progress
 from mizzen.commands.readiness import ReadinessProbe
+from mizzen.common.addresses import address_family, join_address
 from mizzen.gateway.config import GatewayConfig
 from mizzen.server.config import EngineConfig
 
@@ -94,8 +95,7 @@ def reserve_port(reserved: contextlib.ExitStack, host: str, port: int, option: s
     Raises:
         typer.BadParameter: the port cannot be bound; the message names the option.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = reserved.enter_context(socket.socket(family))
+    listener = reserved.enter_context(socket.socket(address_family(host)))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(port != 0))
     try:
         listener.bind((host, port))
@@ -212,7 +212,7 @@ def base_url(gateway: GatewayConfig) -> str:
     """Return the URL at which clients on this machine reach the gateway."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(gateway.host, gateway.host)
     scheme = "https" if gateway.tls_cert else "http"
-    return f"{scheme}://[{host}]:{gateway.port}/v1" if ":" in host else f"{scheme}://{host}:{gateway.port}/v1"
+    return f"{scheme}://{join_address(host, gateway.port)}/v1"
 
 
 def process_command(command: str, config: Any) -> Sequence[str]:

@@ -5,7 +5,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 Schema = dict[str, Any]
 
@@ -29,11 +29,18 @@ STRUCTURE = (*STRING, *NUMBER, *ARRAY, *OBJECT)
 EXTRA_MEMBERS = ("additionalProperties", "unevaluatedProperties")
 """Keywords that constrain those members of an object that its schema does not describe."""
 CHOICES = ("$ref", "anyOf", "oneOf", "allOf")
+
+
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """Return whether a JSON value is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 TYPES: dict[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
     "boolean": lambda value: isinstance(value, bool),
     "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "number": is_number,
     "string": lambda value: isinstance(value, str),
     "array": lambda value: isinstance(value, list),
     "object": lambda value: isinstance(value, dict),

@@ -11,7 +11,7 @@ from mizzen.fetch.errors import FetchError
 
 
 def use_hub_endpoint(config: FetchConfig, environment: Mapping[str, str] = os.environ) -> FetchConfig:
-    """Return the configuration with the endpoint of `HF_ENDPOINT`, unless it has an endpoint of its own.
+    """Return the configuration with the endpoint of `HF_ENDPOINT`, unless the configuration sets an endpoint.
 
     Raises:
         FetchError: `HF_ENDPOINT` is not a URL.

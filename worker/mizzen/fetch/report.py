@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from mizzen.common import addresses
 from mizzen.fetch.progress import FetchProgress
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def serve_progress(progress: FetchProgress, host: str, port: int) -> Iterator[in
             pass
 
     class Server(ThreadingHTTPServer):
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        address_family = addresses.address_family(host)
 
     server = Server((host, port), Handler)
     thread = threading.Thread(target=server.serve_forever, name="progress", daemon=True)

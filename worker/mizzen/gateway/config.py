@@ -204,3 +204,15 @@ class GatewayConfig:
     def shared(self) -> bool:
         """True if this gateway serves several services."""
         return not self.served_name
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessNumber:
+    """Number of a gateway process, from 0, among the `count` processes of its gateway."""
+
+    index: int = 0
+    count: int = 1
+
+
+ONLY_PROCESS = ProcessNumber()
+"""Number of the process of a gateway that has only one."""

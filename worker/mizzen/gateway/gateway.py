@@ -21,7 +21,7 @@ from mizzen.gateway.admission.admission import Admission
 from mizzen.gateway.admission.new_entry import new_queue_entry
 from mizzen.gateway.admission.queue_entry import QueueEntry
 from mizzen.gateway.auth.authentication import TenantRegistry, get_tenant
-from mizzen.gateway.config import GatewayConfig
+from mizzen.gateway.config import ONLY_PROCESS, GatewayConfig, ProcessNumber
 from mizzen.gateway.engines.discovery import new_discovery
 from mizzen.gateway.engines.engine_client import EngineClient
 from mizzen.gateway.engines.engine_table import EngineTable
@@ -48,12 +48,12 @@ ENGINE_STATES = ("connecting", "verifying", "warming", "serving", "suspect", "dr
 class Gateway:
     """State of a gateway process. `start` and `close` run on its event loop."""
 
-    def __init__(self, config: GatewayConfig, process: tuple[int, int] = (0, 1)) -> None:
+    def __init__(self, config: GatewayConfig, process: ProcessNumber = ONLY_PROCESS) -> None:
         """Read the keys and tokens.
 
         Args:
             config: the options.
-            process: number of this process among the gateway's processes, from 0, and their count.
+            process: number of this process among the gateway's processes.
 
         Raises:
             ValueError: a key file or the token file cannot be read, or tracing is configured but its
@@ -107,15 +107,13 @@ class Gateway:
         divided without an exchange.
         """
         config = self.config
-        alone = bool(config.engine or config.services_file) and self._process[1] == 1
+        alone = bool(config.engine or config.services_file) and self._process.count == 1
         if self.tenants.keyless or alone or not self._admin_tokens or config.key_limits_divided_by > 1:
             return []
-        from mizzen.gateway.auth.gateway_peers import GatewayPeers, ProcessNumber  # aiohttp loads slowly
+        from mizzen.gateway.auth.gateway_peers import GatewayPeers  # aiohttp loads slowly
 
         sharing = self.tenants.sharing
-        peers = GatewayPeers(
-            config, ProcessNumber(*self._process), self.metrics, self._current_token, sharing.set_members
-        )
+        peers = GatewayPeers(config, self._process, self.metrics, self._current_token, sharing.set_members)
         return [
             asyncio.create_task(peers.run(), name="gateways"),
             asyncio.create_task(sharing.run(), name="limits"),

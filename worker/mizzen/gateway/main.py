@@ -13,7 +13,7 @@ import socket
 
 from mizzen.common.json_log import set_up_logging
 from mizzen.gateway.app import create_admin_app, create_app
-from mizzen.gateway.config import GatewayConfig
+from mizzen.gateway.config import ONLY_PROCESS, GatewayConfig, ProcessNumber
 from mizzen.gateway.gateway import Gateway
 from mizzen.gateway.http.connection import BoundedProtocol, LingeringProtocol
 from mizzen.gateway.http.processes import serve_processes
@@ -58,7 +58,7 @@ def tune_garbage_collector() -> None:
 async def serve(
     config: GatewayConfig,
     sockets: tuple[socket.socket, socket.socket] | None = None,
-    process: tuple[int, int] = (0, 1),
+    process: ProcessNumber = ONLY_PROCESS,
 ) -> int:
     """Run a gateway until a signal arrives, and return the exit status.
 
@@ -66,7 +66,7 @@ async def serve(
         config: the options.
         sockets: listening sockets of the API and of the admin port; by default, they are opened at the
             addresses in `config`.
-        process: number of this process among the gateway's processes, from 0, and their count.
+        process: number of this process among the gateway's processes.
 
     Raises:
         OSError: an address cannot be bound.

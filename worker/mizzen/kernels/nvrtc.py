@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from mizzen.common.cache import cache_dir
+
 log = logging.getLogger(__name__)
 
 KernelSpec = tuple[str, str, tuple[tuple[str, int], ...]]
@@ -74,13 +76,6 @@ def compile_cubin(
     code = b" " * check_status(nvrtc.nvrtcGetCUBINSize(program), name)
     check_status(nvrtc.nvrtcGetCUBIN(program, code), name)
     return code
-
-
-def cache_dir() -> Path:
-    """Return the folder of compiled kernels: $MIZZEN_CACHE_DIR, or `mizzen` in the user's cache folder."""
-    if chosen := os.environ.get("MIZZEN_CACHE_DIR"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mizzen"
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from mizzen.common.addresses import address_family
 from mizzen.parallel.collectives import Collectives, GlooCollectives
 
 log = logging.getLogger(__name__)
@@ -86,9 +87,8 @@ def _tcp_store(config: RankConfig, host: str, port: int, timeout: timedelta) -> 
     """Connect to rank 0's store. Rank 0 listens only on `host`; torch alone would listen on all addresses."""
     if config.rank:
         return dist.TCPStore(host, port, config.size, False, timeout, wait_for_workers=False)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listening = socket.create_server((host, port), family=family)
+        listening = socket.create_server((host, port), family=address_family(host))
     except OSError as error:
         text = f"cannot listen on {host}:{port} for the other ranks: {error.strerror}"
         raise OSError(f"{text} (it is --ranks-port and two more)") from error

@@ -15,6 +15,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from mizzen.common.addresses import address_family
+
 log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 5.0
@@ -112,7 +114,7 @@ class HttpServer(ThreadingHTTPServer):
             OSError: the address cannot be bound.
         """
         self.routes = routes
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.address_family = address_family(host)
         super().__init__((host, port), _Handler)
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
         self._thread.start()

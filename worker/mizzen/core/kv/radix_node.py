@@ -1,4 +1,4 @@
-"""A node of the prefix cache's radix tree; it has its own module, because many modules need the type."""
+"""A node of the prefix cache's radix tree. Many modules need this type, so it has a separate module."""
 
 from __future__ import annotations
 

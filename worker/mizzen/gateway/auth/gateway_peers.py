@@ -10,14 +10,14 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import aiohttp
 import msgspec
 
+from mizzen.common.addresses import join_address
 from mizzen.gateway.auth.limit_sharing import LOAN_PATH, GatewayPeer, Loan, LoanRequest
-from mizzen.gateway.config import GatewayConfig
+from mizzen.gateway.config import GatewayConfig, ProcessNumber
 from mizzen.gateway.engines.engine_pods import SERVICE_LABEL, SHARED_SELECTOR, EnginePod
 from mizzen.gateway.engines.kube_watch import ResourceWatch, watched_namespace
 from mizzen.gateway.telemetry.metrics import Metrics
@@ -33,14 +33,6 @@ class MembersObserver(Protocol):
     def __call__(self, name: str, peers: Mapping[str, GatewayPeer], *, joins: bool) -> None:
         """Take the name of this process, the other processes by name, and whether other pods serve."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessNumber:
-    """Number of a gateway process, from 0, among the `count` processes of its gateway."""
-
-    index: int = 0
-    count: int = 1
 
 
 class HttpPeer:
@@ -131,8 +123,3 @@ def admin_address(pod: EnginePod) -> str:
     """Return the host and port of a gateway pod's admin API."""
     ports = {port.name: port.container_port for c in pod.spec.containers or () for port in c.ports or ()}
     return join_address(pod.status.pod_ip or "", ports.get("admin", 8001))
-
-
-def join_address(host: str, port: int) -> str:
-    """Return a host and a port as part of a URL; an IPv6 address is put in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

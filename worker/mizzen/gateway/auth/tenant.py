@@ -63,6 +63,10 @@ class Tenant:
         bucket.set_rate(per_minute)
         return bucket
 
+    def _bucket_of(self, kind: LimitKind) -> TokenBucket | None:
+        """Return the bucket of a limit; None without this limit, and for concurrent requests."""
+        return {"requests": self.requests, "tokens": self.tokens}.get(kind)
+
     # ── shares of the limits ──────────────────────────────────────────────────────────────────────────────
 
     def set_members(self, members: int, rank: int, others: Collection[str]) -> None:
@@ -85,7 +89,7 @@ class Tenant:
         pending = self._pending[kind]
         if kind == "parallel":
             return self.running + pending - self.slots.available if self.slots is not None else 0.0
-        bucket = self.requests if kind == "requests" else self.tokens
+        bucket = self._bucket_of(kind)
         return pending - bucket.level if bucket is not None else 0.0
 
     async def _borrow(self, kind: LimitKind, amount: float) -> None:
@@ -99,12 +103,12 @@ class Tenant:
 
     def amount_ahead(self, kind: LimitKind, seconds: float) -> float:
         """Return the amount that a limit provides in a time; 0 for concurrent requests."""
-        bucket = {"requests": self.requests, "tokens": self.tokens}.get(kind)
+        bucket = self._bucket_of(kind)
         return bucket.per_minute * seconds / 60 if bucket is not None else 0.0
 
     def receive(self, kind: LimitKind, lender: str, amount: float, elsewhere: float) -> None:
         """Add an amount that another process lent; the asked processes have `elsewhere` left."""
-        bucket = {"requests": self.requests, "tokens": self.tokens}.get(kind)
+        bucket = self._bucket_of(kind)
         if bucket is not None:
             bucket.receive(max(0.0, amount), elsewhere)
         elif kind == "parallel" and self.slots is not None and amount > 0:
@@ -117,7 +121,7 @@ class Tenant:
                 return 0.0, 0.0
             lent = self.slots.lend(borrower, held, int(amount), self.running)
             return float(lent), float(max(0, self.slots.available - self.running))
-        bucket = self.requests if kind == "requests" else self.tokens
+        bucket = self._bucket_of(kind)
         return (bucket.lend(amount), max(0.0, bucket.level)) if bucket is not None else (0.0, 0.0)
 
     def borrowed_slots(self, lender: str) -> int:
@@ -191,7 +195,7 @@ class Tenant:
         """
         await self._claim_slot()
         try:
-            await self._consume(self.requests, "requests", 1)
+            await self._consume("requests", 1)
         except BaseException:
             self.running -= 1
             raise
@@ -204,12 +208,13 @@ class Tenant:
             raise ApiError(429, text, code="too_many_parallel_requests", retry_after_seconds=1.0)
         self.running += 1
 
-    async def _consume(self, bucket: TokenBucket | None, kind: LimitKind, amount: float) -> None:
+    async def _consume(self, kind: LimitKind, amount: float) -> None:
         """Consume an amount; other processes may lend a part.
 
         Raises:
             ApiError: 429 if it is not available.
         """
+        bucket = self._bucket_of(kind)
         if bucket is None or not bucket.consume(amount):
             return
         await self._borrow(kind, amount)
@@ -238,7 +243,7 @@ class Tenant:
         if tokens > limit:
             text = f"the request needs about {tokens} tokens; the key {self.name} may use {limit} a minute"
             raise ApiError(429, f"{text}: shorten it or lower max_tokens", code="request_too_large")
-        await self._consume(self.tokens, "tokens", tokens)
+        await self._consume("tokens", tokens)
 
     def settle(self, reserved: int, used: int) -> None:
         """Charge the tokens that a request used, and give back the tokens that were reserved for it."""

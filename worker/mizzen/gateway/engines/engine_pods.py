@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
+from mizzen.common.addresses import join_address
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.engines.discovered_engine import DiscoveredEngine
 from mizzen.gateway.engines.kube_watch import Metadata, ResourceWatch, watched_namespace
@@ -138,11 +139,10 @@ def discover_engine(pod: EnginePod) -> DiscoveredEngine | None:
     if not ready or port is None or not pod.status.pod_ip or pod.status.phase in ("Succeeded", "Failed"):
         return None
     gated = any(gate.condition_type == VERIFIED_GATE for gate in pod.spec.readiness_gates or ())
-    host = f"[{pod.status.pod_ip}]" if ":" in pod.status.pod_ip else pod.status.pod_ip
     return DiscoveredEngine(
         name=pod.metadata.name,
         uid=pod.metadata.uid,
-        endpoint=f"tcp://{host}:{port}",
+        endpoint=f"tcp://{join_address(pod.status.pod_ip, port)}",
         revision=pod.metadata.labels.get("mizzen.dev/revision", ""),
         terminating=terminating,
         awaiting_verification=gated and conditions.get(VERIFIED_GATE) != "True",

@@ -12,7 +12,7 @@ import sys
 import msgspec
 
 from mizzen.common.json_log import set_up_logging
-from mizzen.gateway.config import GatewayConfig
+from mizzen.gateway.config import GatewayConfig, ProcessNumber
 from mizzen.gateway.http.processes import exit_with_parent
 from mizzen.gateway.main import serve, tune_garbage_collector
 
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
 
     async def run() -> int:
         exit_with_parent()
-        return await serve(config, sockets, (int(index), int(count)))
+        return await serve(config, sockets, ProcessNumber(int(index), int(count)))
 
     return uvloop.run(run())
 

@@ -19,7 +19,7 @@ from asyncio.subprocess import Process
 
 import msgspec
 
-from mizzen.gateway.config import GatewayConfig
+from mizzen.gateway.config import GatewayConfig, ProcessNumber
 from mizzen.gateway.http.request_bodies import BodyBudget
 
 log = logging.getLogger(__name__)
@@ -29,12 +29,9 @@ KILL_SECONDS = 15.0
 
 
 def child_command(
-    config: GatewayConfig, api: socket.socket, admin: socket.socket, process: tuple[int, int] = (0, 1)
+    config: GatewayConfig, api: socket.socket, admin: socket.socket, process: ProcessNumber
 ) -> list[str]:
-    """Return the command line of one process, which inherits both sockets as file descriptors.
-
-    `process` is the number of the process, from 0, and the number of processes.
-    """
+    """Return the command line of one process, which inherits both sockets as file descriptors."""
     options = msgspec.json.encode(dataclasses.asdict(config)).decode()
     return [
         sys.executable,
@@ -43,7 +40,8 @@ def child_command(
         options,
         str(api.fileno()),
         str(admin.fileno()),
-        *map(str, process),
+        str(process.index),
+        str(process.count),
     ]
 
 
@@ -59,7 +57,7 @@ class GatewayProcesses:
         for index, (api, admin) in enumerate(sockets):
             self._running.append(
                 await asyncio.create_subprocess_exec(
-                    *child_command(self._config, api, admin, (index, len(sockets))),
+                    *child_command(self._config, api, admin, ProcessNumber(index, len(sockets))),
                     stdin=asyncio.subprocess.PIPE,  # it closes when the parent exits
                     pass_fds=(api.fileno(), admin.fileno()),
                     start_new_session=True,  # a terminal's Ctrl-C reaches the parent, which passes it on

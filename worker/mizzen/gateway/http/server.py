@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from mizzen.common.addresses import address_family
 from mizzen.gateway.http.connection import BoundedProtocol
 from mizzen.gateway.http.tls import ServerTls
 
@@ -61,8 +62,7 @@ def listen(host: str, port: int, shared: bool = False) -> socket.socket:
     Raises:
         OSError: the address is in use or does not belong to this host; the message names the address.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(address_family(host), socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:

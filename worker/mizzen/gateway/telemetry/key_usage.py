@@ -1,4 +1,4 @@
-"""Counts requests and tokens by API key. Only the busiest keys have series of their own; see `KeyUsage`."""
+"""Counts requests and tokens by API key. Only the busiest keys have separate series; see `KeyUsage`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from mizzen.gateway.telemetry.fast_metrics import OTHER_LABEL
 
 MAX_KEYS = 50
-"""Maximum number of keys with series of their own; the other keys share the series `other`."""
+"""Maximum number of keys with separate series; all other keys share the series `other`."""
 MAX_CANDIDATES = 1024
 """Maximum number of keys without own series whose recent requests are counted."""
 REVIEW_REQUESTS = 1000
@@ -19,7 +19,7 @@ REVIEW_REQUESTS = 1000
 
 @dataclass(slots=True)
 class _Usage:
-    """Usage of one key, or of all keys without series of their own."""
+    """Usage of one key, or of all keys without separate series."""
 
     requests: int = 0
     prompt_tokens: int = 0

@@ -70,7 +70,7 @@ class CallForm:
     content_apart: bool = False
     """True if content and calls need a message each, because the template shows only the content."""
     calls_apart: bool = False
-    """True if each call needs a message of its own, which its result follows."""
+    """True if each call needs a separate message, followed by its result."""
     calls_as_content: bool = False
     """True if the template does not show calls: they become part of the content, as JSON."""
     results_as_user: bool = False

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from mizzen.common.json_schema import is_number
+
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 MAX_DEPTH = 128
 """Maximum nesting depth of objects and lists."""
@@ -99,13 +101,13 @@ def _check_string(value: object) -> SchemaFault:
 
 
 def _check_number(value: object) -> SchemaFault:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if is_number(value):
         return None
     return "", "must be a number"
 
 
 def _check_count(value: object) -> SchemaFault:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0 and value % 1 == 0:
+    if is_number(value) and value >= 0 and value % 1 == 0:
         return None
     return "", "must be a whole number, 0 or more"
 

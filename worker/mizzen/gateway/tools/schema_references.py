@@ -1,7 +1,7 @@
 """Definitions that the references of a JSON schema point to.
 
 A reference may point anywhere into its schema, also to a place that holds no definitions, such as
-`#/components/schemas/Pet`. `SchemaReferences` gives each target a definition in `$defs` of its own.
+`#/components/schemas/Pet`. `SchemaReferences` adds a definition in `$defs` for each such target.
 """
 
 from __future__ import annotations

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeGuard
 
-from mizzen.common.json_schema import BOUNDS, Schema
+from mizzen.common.json_schema import BOUNDS, Schema, is_number
 
 LIMIT = 2**63
 """Absolute value that the bounds of numbers must not reach in an engine."""
 RANGES = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
 COUNTS = ("multipleOf", *(name for names in RANGES for name in names))
-
-
-def is_number(value: Any) -> TypeGuard[int | float]:
-    """Return whether a JSON value is a number."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def normalize_counts(schema: Schema) -> Schema:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mizzen import __version__
+from mizzen.common.addresses import join_address
 from mizzen.common.options import flag
 from mizzen.engine.config import EngineOptions
 from mizzen.server.config import EngineConfig
@@ -97,7 +98,7 @@ class NodeGroup(Protocol):
 
 def tcp_endpoint(address: str, port: int) -> str:
     """Return the ZMQ endpoint of a host name or IP address and a port."""
-    return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
+    return f"tcp://{join_address(address, port)}"
 
 
 @contextlib.contextmanager

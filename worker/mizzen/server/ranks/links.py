@@ -10,6 +10,7 @@ import json
 import os
 from dataclasses import dataclass, replace
 
+from mizzen.common.addresses import join_address
 from mizzen.engine.config import EngineOptions
 from mizzen.server.config import EngineConfig
 from mizzen.server.ranks.heartbeat import create_heartbeats
@@ -116,12 +117,11 @@ def connect_pods(links: RankLinks, config: EngineConfig, group: str, public_key:
         public_key: Public key of the group's connections; empty if no keys are configured.
     """
     host, port = config.leader_address if config.node_rank else config.ranks_address, config.ranks_port
-    host = f"[{host}]" if ":" in host else host
     return replace(
         links,
         first_rank=config.node_rank * config.local_ranks,
-        rendezvous=f"tcp://{host}:{port + 2}/{group}",
-        plan_endpoint=f"tcp://{host}:{port + 1}",
+        rendezvous=f"tcp://{join_address(host, port + 2)}/{group}",
+        plan_endpoint=f"tcp://{join_address(host, port + 1)}",
         address=config.ranks_address,
         public_key=public_key,
     )
