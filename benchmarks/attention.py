@@ -30,7 +30,7 @@ from common_parts.arguments import Help, jsonable, natural, positive
 from common_parts.engine_options import is_smoke_run, parse_args
 from common_parts.gpu import require_device
 from common_parts.layer_attention import Bench, Decodes, chunk_seconds
-from common_parts.limits import add_roofline_options, roofline_of
+from common_parts.limits import add_roofline_options, measure_roofline, roofline_of
 from common_parts.machine_info import machine
 from common_parts.shapes import SHAPES, config_of
 from common_parts.tables import Table
@@ -219,6 +219,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     args = parse_args(parser, batch=[1, 4], context=[128], chunk=[64])
     require_device(args.device)
+    measure_roofline(args)
     if is_smoke_run(args):
         torch.set_num_threads(1)  # more threads would only wait for each other
     geometry, norm = geometry_of(args)

@@ -23,7 +23,7 @@ from common_parts.arguments import Help, jsonable, positive
 from common_parts.engine_options import is_smoke_run, parse_args
 from common_parts.gpu import require_device
 from common_parts.layer_attention import COLD_BYTES, LAYERS, dtype_of, seconds_of
-from common_parts.limits import add_roofline_options, roofline_of
+from common_parts.limits import add_roofline_options, measure_roofline, roofline_of
 from common_parts.machine_info import machine
 from common_parts.shapes import SHAPES, config_of
 from common_parts.tables import Table
@@ -173,6 +173,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     args = parse_args(parser, batch=[1, 8])
     require_device(args.device)
+    measure_roofline(args)
     if is_smoke_run(args):
         torch.set_num_threads(1)  # more threads would only wait for each other
     table = Table(args.shape + (f", one of {args.tensor} GPUs" if args.tensor > 1 else ""))

@@ -20,7 +20,7 @@ from common_parts.engine_options import (
     variants_already_off,
     with_variant,
 )
-from common_parts.limits import Limits, add_limit_options, limits_of
+from common_parts.limits import Limits, add_limit_options, limits_of, measure_roofline
 from common_parts.machine_info import headline, machine, sm_clock
 from common_parts.rank_logs import quiet_ranks
 from common_parts.shapes import SHAPES, shape_folder
@@ -169,6 +169,7 @@ def run(args: argparse.Namespace, measure: Measure, *, without: Mapping[str, str
         without: variants that make no sense for this benchmark, with reasons.
     """
     require_device(args.device)
+    measure_roofline(args)
     clock = sm_clock(args.device)
 
     def measure_variant(name: str, suffix: str = "") -> dict[str, Any]:

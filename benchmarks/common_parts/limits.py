@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from common_parts.arguments import above_zero, not_negative
+from common_parts.machine_rates import measure_in_child_process
 from mizzen.models.config import ModelConfig
 
 LEAST_SUM = {2: 2.9, 4: 7.0, 8: 7.0}
@@ -119,9 +121,34 @@ class Limits:
 def add_roofline_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for the limits of one GPU: memory bandwidth and operations per second."""
     parser.add_argument(
-        "--bandwidth", type=above_zero, default=4.28, help="memory bandwidth of a GPU in TB/s, for the limits"
+        "--bandwidth",
+        type=above_zero,
+        help="memory bandwidth of a GPU in TB/s, for the limits; by default measured before the run",
     )
-    parser.add_argument("--tflops", type=above_zero, default=799, help="TFLOP/s of a GPU, for the limits")
+    parser.add_argument(
+        "--tflops",
+        type=above_zero,
+        help="bfloat16 TFLOP/s of a GPU, for the limits; by default measured before the run",
+    )
+
+
+def measure_roofline(args: argparse.Namespace) -> None:
+    """Measure `args.bandwidth` and `args.tflops` unless they are given, print both, and store them in `args`.
+
+    Call it before the process uses the GPU. Nothing is measured on a CPU. Exits if the measurement fails.
+    """
+    if args.device == "cpu":
+        return
+    given = (args.bandwidth, args.tflops)
+    if None in given:
+        try:
+            rates = measure_in_child_process()
+        except RuntimeError as error:
+            sys.exit(f"error: {error}; give --bandwidth and --tflops")
+        args.bandwidth = args.bandwidth or rates.bandwidth / 1e12
+        args.tflops = args.tflops or rates.flops / 1e12
+    sources = ["measured" if rate is None else "given" for rate in given]
+    print(f"limits: {args.bandwidth:.2f} TB/s ({sources[0]}), {args.tflops:.0f} TFLOP/s ({sources[1]})")
 
 
 def roofline_of(args: argparse.Namespace) -> tuple[float, float]:

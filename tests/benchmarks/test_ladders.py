@@ -104,7 +104,7 @@ def test_attention_backends_are_compared() -> None:
 
 
 def test_attention_limits_account_for_the_window() -> None:
-    args = benchmark_parser("limits").parse_args([])
+    args = benchmark_parser("limits").parse_args(["--bandwidth", "4.28", "--tflops", "799"])
     args.prefix = 10
     geometry = Geometry(heads=8, kv_heads=2, head_dim=16, windows=(24,))
     # A window of 24 tokens is read: 2 KV heads of 16 values, keys and values, 2 bytes each.
@@ -208,7 +208,7 @@ def test_ablate_turns_off_one_part_at_a_time() -> None:
 
 
 def limits(shape: str, *options: str) -> Limits:
-    args = benchmark_parser("limits").parse_args(options)
+    args = benchmark_parser("limits").parse_args(["--bandwidth", "4.28", "--tflops", "799", *options])
     return limits_of(args, config_of(shape), engine_options(args))
 
 
