@@ -7,7 +7,11 @@ temperature 0.6, ignoring end tokens: 142,827 prompt tokens and 133,966 output t
 has new prompts of the same lengths, so that the prefix cache does not help; the first round is not measured.
 The limit is the sum of the limits of all steps: the prefill of all prompts, and as many decode steps as the
 longest output has tokens, each with the rows that are left and their context. `--batch` sets another number
-of requests, `--context` one length for all prompts, and `--output` one length for all outputs.
+of requests, `--running` how many of them run together, and `--context` and `--output` the lengths of prompts
+and outputs or their distributions:
+
+    python benchmarks/offline.py --shape qwen3-8b --batch 1000 --running 256 --context "U(100,1024)" \\
+        --output "N(300,100)"
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ import numpy as np
 from common_parts.arguments import positive
 from common_parts.engine_options import parse_checked_args
 from common_parts.gpu import benchmark_parser, fail, load, median, print_startup, run, token_bound
+from common_parts.lengths import Lengths
+from common_parts.lengths import lengths as length_distribution
 from common_parts.limits import Limits
 from common_parts.tables import Table
 
@@ -47,21 +53,28 @@ def lengths(args: argparse.Namespace) -> tuple[list[int], list[int]]:
         raise RuntimeError(
             f"the workload differs from its definition: {sum(prompts)} and {sum(outputs)} tokens"
         )
+    generator = np.random.default_rng(0)
     return (
-        [args.context] * args.batch if args.context else prompts,
-        [args.output] * args.batch if args.output else outputs,
+        args.context.draw(generator, args.batch) if args.context else prompts,
+        args.output.draw(generator, args.batch) if args.output else outputs,
     )
 
 
-def limit(limits: Limits, prompts: list[int], outputs: list[int]) -> tuple[float, float]:
-    """Return the minimum seconds of the workload without collectives, and of its collectives."""
-    left, done = np.array(outputs), np.array(prompts)
+def limit(limits: Limits, prompts: list[int], outputs: list[int], running: int) -> tuple[float, float]:
+    """Return the minimum seconds of the workload without collectives, and of its collectives.
+
+    At most `running` requests decode together; a request begins as soon as another one has ended.
+    """
     total = limits.prefill(*prompts)
     communication = sum(limits.collectives(count, 1) for count in prompts)
-    for step in range(1, max(outputs)):
-        rows = left > step
-        total += limits.decode(int(rows.sum()), float(done[rows].mean() + step))
-        communication += limits.collectives(int(rows.sum()), int(rows.sum()))
+    left, context = np.array(outputs) - 1, np.array(prompts)
+    while len(left := left[(unfinished := left > 0)]):
+        context = context[unfinished]
+        rows = min(running, len(left))
+        left[:rows] -= 1
+        context[:rows] += 1
+        total += limits.decode(rows, float(context[:rows].mean()))
+        communication += limits.collectives(rows, rows)
     return total, communication
 
 
@@ -107,14 +120,16 @@ def note_of(limits: Limits, seconds: list[float], least: float, communication: f
 def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
     """Run the workload once to warm up, then once per round."""
     prompts, outputs = lengths(args)
-    with load(args, max_running_requests=args.batch) as (llm, limits):
+    running = min(args.batch, args.running or args.batch)
+    with load(args, max_running_requests=running) as (llm, limits):
         check_room(llm, prompts, outputs)
         answer(llm, prompts, outputs, seed=args.rounds)
         seconds = [answer(llm, prompts, outputs, seed) for seed in range(args.rounds)]
-        least, communication = limit(limits, prompts, outputs)
+        least, communication = limit(limits, prompts, outputs, running)
         rates, best = [sum(outputs) / took for took in seconds], sum(outputs) / least
         note = note_of(limits, seconds, least, communication)
-        share = table.row(f"{args.batch} requests at once", rates, best, "tok/s", note)
+        together = "at once" if running == args.batch else f"({running} at once)"
+        share = table.row(f"{args.batch} requests {together}", rates, best, "tok/s", note)
         return {
             "seconds": seconds, "tokens_per_second": median(rates), "limit": best, "share": share,
             "limit_with_collectives": sum(outputs) / (least + communication), **print_startup(llm),
@@ -125,12 +140,16 @@ def main() -> None:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--batch", type=positive, default=SEQUENCES, help="number of requests")
     parser.add_argument(
-        "--context", type=positive, help="tokens of each prompt; by default those of the workload"
+        "--running", type=positive, help="maximum number of requests that run together; by default all"
     )
     parser.add_argument(
-        "--output", type=positive, help="tokens of each output; by default those of the workload"
+        "--context", type=length_distribution, help="tokens of each prompt; by default those of the workload"
     )
-    run(parse_checked_args(parser, batch=8, context=32, output=16), measure)
+    parser.add_argument(
+        "--output", type=length_distribution, help="tokens of each output; by default those of the workload"
+    )
+    small = {"batch": 8, "context": Lengths("32"), "output": Lengths("16")}
+    run(parse_checked_args(parser, {"running": "max_running_requests"}, **small), measure)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ the requested length. Token counts come from the server's `usage`. A server may 
 piece of text, so the time between tokens is actually the time between pieces; the mean number of tokens per
 piece is reported.
 
+`shape_folder.py` writes a folder with the shape of a model and a tokenizer, which `mizzen serve --load-format
+dummy` serves.
+
 A trace has one JSON object per line with `at` (or `timestamp`), `max_tokens` (or `output_length`), and either
 `prompt` or `input_length`; `hash_ids` say which prompts share blocks. `--speed 2` replays the trace twice as
 fast, and `--requests 100` replays only its first 100 requests.
@@ -36,10 +39,12 @@ from typing import Any
 import aiohttp
 import numpy as np
 from common_parts.arguments import Help, above_zero, given_options, jsonable, natural, not_negative, positive
+from common_parts.lengths import lengths
+from online_parts.gateway_share import describe_share, fetch_histograms, summarize_share
 from online_parts.recorded import Entry, read_trace, trace_requests, trace_sessions
 from online_parts.replay import Target, run
 from online_parts.summary import summarize
-from online_parts.trace import Lengths, Session, Texts, Workload, generate, rate_of
+from online_parts.trace import Session, Texts, Workload, generate, rate_of
 
 COLUMNS = ("first_token_ms", "per_token_ms", "between_tokens_ms")
 REQUESTS = 200
@@ -52,14 +57,6 @@ WITH_TRACE = ("speed", "trace_unit", "hash_block")
 LAG_SHARE = 0.1
 """Maximum p99 of the client's own delay, as a share of the median time to the first token; beyond it, the run
 prints a warning."""
-
-
-def lengths(text: str) -> Lengths:
-    """Parse a distribution of lengths, such as `U(100,1024)`, for argparse."""
-    try:
-        return Lengths(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -121,6 +118,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--body", type=json_object, default={}, help="further fields of each request, as a JSON object"
+    )
+    parser.add_argument(
+        "--metrics",
+        nargs="+",
+        default=[],
+        metavar="URL",
+        help="metrics pages of the gateway and engines; runs then report the latency that the gateway adds",
     )
     parser.add_argument("--key-env", default="OPENAI_API_KEY", help="environment variable with the API key")
     parser.add_argument("--timeout", type=above_zero, default=600.0, help="seconds allowed for an answer")
@@ -261,6 +265,8 @@ def print_run(name: str, result: dict[str, Any], warm: float) -> None:
     for kind, count in result["errors"].items():
         detail = result["error_details"].get(kind, "")
         print(f"             {count} x {kind}" + (f": {detail}{hint(kind, detail)}" if detail else ""))
+    if "gateway_ms" in result:
+        print(f"             {describe_share(result['gateway_ms'])}")
     if warm > (last := result["last_due_seconds"]):
         print(
             f"             no latencies: --warm is {warm:g} s, but the last request was due at {last:.1f} s"
@@ -268,6 +274,24 @@ def print_run(name: str, result: dict[str, Any], warm: float) -> None:
     lag, first = result["client_lag_ms"], result["first_token_ms"]
     if lag and first and lag["p99"] > LAG_SHARE * first["p50"]:
         print(f"             the client was {lag['p99']:.1f} ms late (p99): try --processes")
+
+
+def measure(args: argparse.Namespace, target: Target, sessions: list[Session]) -> dict[str, Any]:
+    """Send the requests of a run, and return its summary."""
+    before = fetch_histograms(args.metrics)
+    records = run(target, sessions, args.processes)
+    result = {
+        "sessions_per_second": rate_of(sessions),
+        **summarize(
+            records,
+            warm=args.warm,
+            most_first=None if args.good_first is None else args.good_first / 1e3,
+            most_token=None if args.good_token is None else args.good_token / 1e3,
+        ),
+    }
+    if args.metrics:
+        result["gateway_ms"] = summarize_share(before, fetch_histograms(args.metrics))
+    return result
 
 
 def main() -> int:
@@ -304,6 +328,10 @@ def main() -> int:
         exact=not args.eos,
         body=args.body,
     )
+    try:
+        fetch_histograms(args.metrics)
+    except (OSError, ValueError) as error:
+        sys.exit(f"--metrics {' '.join(args.metrics)}: the metrics cannot be read: {error}")
     print(f"{target.model} at {target.endpoint}; ms at p50/p90/p99")
     print(
         f"{'':>12} {'req/s':>7} {'out tok/s':>9} {'first token':>23} {'per token':>23} "
@@ -312,20 +340,10 @@ def main() -> int:
     results = {}
     for name, sessions in workloads(args, entries):
         print(announce(name, sessions), flush=True)
-        records = run(target, sessions, args.processes)
-        results[name] = result = {
-            "sessions_per_second": rate_of(sessions),
-            **summarize(
-                records,
-                warm=args.warm,
-                most_first=None if args.good_first is None else args.good_first / 1e3,
-                most_token=None if args.good_token is None else args.good_token / 1e3,
-            ),
-        }
+        results[name] = result = measure(args, target, sessions)
         print_run(name, result, args.warm)
     if args.json:
-        options = {k: v.text if isinstance(v, Lengths) else v for k, v in vars(args).items()}
-        output = {"model": target.model, "options": options, "runs": results}
+        output = {"model": target.model, "options": vars(args), "runs": results}
         print(json.dumps(jsonable(output), default=str))
     return 1 if any(result["errors"] for result in results.values()) else 0
 

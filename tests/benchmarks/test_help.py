@@ -10,7 +10,7 @@ import pytest
 
 PROGRAMS = [
     "allreduce", "attention", "decode", "gpu_all", "grammar", "mixed", "offline", "prefill", "prefix",
-    "products", "startup",
+    "products", "shape_folder", "startup",
 ]  # fmt: skip
 
 

@@ -253,9 +253,17 @@ def test_the_offline_limit_adds_prompts_and_decode_steps(shape: str, rate: float
     args = benchmark_parser("limits").parse_args([])
     args.batch, args.context, args.output = offline.SEQUENCES, None, None
     prompts, outputs = offline.lengths(args)
-    least, communication = offline.limit(limits(shape), prompts, outputs)
+    least, communication = offline.limit(limits(shape), prompts, outputs, offline.SEQUENCES)
     assert sum(outputs) / least == pytest.approx(rate, rel=0.005)
     assert communication == 0
+
+
+def test_the_offline_limit_of_fewer_running_requests_is_higher() -> None:
+    shape = limits("qwen3-8b")
+    together, _ = offline.limit(shape, [10, 10, 10, 10], [3, 3, 3, 3], 4)
+    in_turn, _ = offline.limit(shape, [10, 10, 10, 10], [3, 3, 3, 3], 2)
+    assert together == pytest.approx(shape.prefill(40) + shape.decode(4, 11) + shape.decode(4, 12))
+    assert in_turn == pytest.approx(shape.prefill(40) + 2 * (shape.decode(2, 11) + shape.decode(2, 12)))
 
 
 def test_limits_follow_the_options_of_the_engine() -> None:

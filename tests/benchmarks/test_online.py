@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
+from common_parts.lengths import Lengths
 from hypothesis import given
 from hypothesis import strategies as st
+from online_parts.gateway_share import Histogram, describe_share, read_histograms, summarize_share
 from online_parts.replay import MOST_REASON, Record, Target, reason_of, replay
 from online_parts.summary import summarize
 from online_parts.trace import (
-    Lengths,
     Session,
     Texts,
     TimedRequest,
@@ -275,3 +276,40 @@ def test_latencies_count_from_when_a_request_was_due() -> None:
     assert result["output_tokens_per_second"] == pytest.approx(6 / 9)
     assert result["errors"] == {"status 500": 1}
     assert summarize(records[3:], warm=0, most_first=None, most_token=None)["first_token_ms"] is None
+
+
+def page(first: list[int], gateway_sum: float, engine_sum: float) -> str:
+    """Return a metrics page of a gateway and an engine; `first` has the added times up to 1 ms, 2 ms, any."""
+    lines = ["# TYPE mizzen_gateway_added_seconds histogram"]
+    for bound, count in zip(("0.001", "0.002", "+Inf"), first, strict=True):
+        lines.append(f'mizzen_gateway_added_seconds_bucket{{model="m",le="{bound}"}} {count}')
+    lines += [f"mizzen_gateway_added_seconds_count {first[-1]}", "mizzen_gateway_added_seconds_sum 1"]
+    for name, total in (("gateway", gateway_sum), ("engine", engine_sum)):
+        family = f"mizzen_{name}_inter_token_seconds"
+        lines += [f"# TYPE {family} histogram", f'{family}_bucket{{le="+Inf"}} 100', f"{family}_sum {total}"]
+    return "\n".join([*lines, ""])
+
+
+def test_the_gateways_share_is_the_difference_of_two_readings() -> None:
+    nothing = read_histograms([])
+    before = read_histograms([page([10, 10, 10], 0.0, 0.0)])
+    after = read_histograms([page([10, 110, 110], 0.65, 0.5)])
+    share = summarize_share(nothing, after)
+    assert share["per_token_mean"] == pytest.approx(1.5)
+    assert share["engine_per_token_mean"] == pytest.approx(5.0)
+    # The first reading is subtracted: all 100 new observations lie between 1 and 2 ms.
+    share = summarize_share(before, after)
+    assert share["first_token_p50"] == pytest.approx(1.5)
+    assert share["first_token_p99"] == pytest.approx(1.99)
+    assert "added 1.50/1.99 ms (p50/p99) to the first token, - ms" in describe_share(share)
+    assert set(summarize_share(nothing, nothing).values()) == {None}
+
+
+def test_several_gateways_are_added_up() -> None:
+    pages = [page([1, 2, 2], 0.1, 0.1), page([3, 4, 4], 0.1, 0.1)]
+    added = read_histograms(pages)["mizzen_gateway_added_seconds"]
+    assert added.counts == {0.001: 4, 0.002: 6, float("inf"): 6}
+
+
+def test_a_quantile_beyond_the_finite_bounds_is_the_highest_of_them() -> None:
+    assert Histogram({0.5: 1, float("inf"): 10}, 90.0).quantile(0.99) == 0.5
