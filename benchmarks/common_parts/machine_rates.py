@@ -1,7 +1,7 @@
 """Measures the memory bandwidth and the bfloat16 rate of the first visible GPU, for the limits of benchmarks.
 
-The measurement runs in a child process, because the benchmark's process must neither hold memory nor have a
-CUDA context before the engine is loaded:
+The measurement runs in a child process, because the process of the benchmark must not have a
+CUDA context or hold memory before the engine is loaded:
 
     python -m common_parts.machine_rates      (in the folder benchmarks)
 """
