@@ -257,7 +257,7 @@ def test_the_rank_dies_with_its_supervisor(start_engine: Start) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"model": "/nowhere"}, "--model /nowhere is not a folder"),
+        ({"model": "/nowhere"}, "--model /nowhere is not a folder where the engine runs, in its image or a"),
         ({"wire_bind": "tcp://0.0.0.0:5557"}, "needs CURVE keys: give --keys FOLDER"),
         ({"keys": "/nowhere"}, "cannot read the key file /nowhere/engine.public"),
         ({"wire_bind": "5557"}, "use tcp://HOST:PORT"),

@@ -36,7 +36,6 @@ from mizzen_operator.model_cache.progress import (
     read_result,
     should_report,
 )
-from mizzen_operator.resources.claim_advice import explain_unbound_claim
 from mizzen_operator.resources.fetch_job import cache_claim, fetch_job, fetch_pod
 
 POLL_SECONDS = 5.0
@@ -193,8 +192,7 @@ class ModelFetcher:
         if not live:
             return replace(download, waiting_for=message or "its pod is being created")
         pod = max(running or live, key=lambda pod: pod["metadata"].get("creationTimestamp", ""))
-        progress = read_progress(pod, await self._request_progress(pod), download)
-        return replace(progress, waiting_for=explain_unbound_claim(service, progress.waiting_for))
+        return read_progress(pod, await self._request_progress(pod), download)
 
     async def _explain_podless_job(self, key: ServiceKey, job: Mapping[str, Any]) -> str:
         """Return why a Job has no running pod; empty during the first PODLESS_SECONDS.

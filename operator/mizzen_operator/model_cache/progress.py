@@ -16,6 +16,7 @@ from mizzen_operator.api import labels
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.pods.container_state import read_problem, unfinished_init_containers
 from mizzen_operator.resources.fetch_job import cache_folder, cache_location, resolved_revision
+from mizzen_operator.resources.option_fields import translate_fetch_options
 from mizzen_operator.rollout.actions import Action, RolloutTarget, drop_creations
 from mizzen_operator.rollout.state import RolloutState
 
@@ -213,7 +214,8 @@ def _pod_error(status: Mapping[str, Any]) -> str:
         state, previous = container.get("state", {}), container.get("lastState", {})
         terminated = state.get("terminated") or previous.get("terminated") or {}
         if terminated.get("exitCode", 0) != 0:
-            return terminated.get("message") or f"its pod ended with exit code {terminated['exitCode']}"
+            message = translate_fetch_options(terminated.get("message", ""))
+            return message or f"its pod ended with exit code {terminated['exitCode']}"
     blocking = [] if _has_started(status) else unfinished_init_containers(status)
     reason, message = read_problem(status, [*containers, *blocking])
     return message or reason

@@ -69,7 +69,7 @@ async def _explain_volume_wait(kube: KubeClient, context: ReconcileContext) -> s
     causes = {
         ref: cause
         for ref, claim in zip(refs, claims, strict=True)
-        if isinstance(claim, dict) and (cause := explain_claim(ref, claim, mounting=mounting))
+        if isinstance(claim, dict) and (cause := explain_claim(service, ref, claim, mounting=mounting))
     }
     cached = [cause for ref, cause in causes.items() if ref.name == service.access.cache.claim]
     if fetching and cached and download is not None:

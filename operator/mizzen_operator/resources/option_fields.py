@@ -1,8 +1,11 @@
-"""Translates options of `mizzen engine` and `mizzen gateway`, in pods' messages, to fields of the service."""
+"""Translates options of `mizzen`, in messages of pods, to the fields of the service that set them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+
+from mizzen_operator.resources.gateway_deployment import ACCESS_LOG, REASONING_PARSERS, TOOL_PARSERS
 
 _OPTION = re.compile(r"(?<![\w.-])--([a-z][a-z-]*[a-z])(?:[ =]([a-z0-9][a-z0-9-]*)(?![\w./-]))?")
 ENGINE_FIELDS = {
@@ -11,6 +14,7 @@ ENGINE_FIELDS = {
     "context-length": "spec.model.contextLength",
     "served-name": "spec.model.servedName",
     "tensor": "spec.parallelism.tensor",
+    "nodes": "spec.parallelism.tensor / spec.accelerator.perPod",
     "device": "spec.engine.device",
     "max-running-requests": "spec.engine.maxRunningRequests",
     "memory-fraction": "spec.engine.memoryFraction",
@@ -21,6 +25,7 @@ ENGINE_FIELDS = {
     "attention-prefill": "spec.engine.attention.prefill",
     "attention-decode": "spec.engine.attention.decode",
     "kv-cache-dtype": "spec.engine.kvCacheDtype",
+    "steps-in-flight": "spec.engine.overlapScheduling",
     "cuda-graph": "spec.engine.cudaGraph.mode",
     "cuda-graph-max-batch": "spec.engine.cudaGraph.maxBatchSize",
     "startup-timeout-seconds": "spec.lifecycle.startupTimeoutSeconds",
@@ -49,11 +54,17 @@ GATEWAY_FIELDS = {
     "warm-seconds": "spec.gateway.routing.warmupTimeoutSeconds",
     "processes": "spec.gateway.processes",
     "access-log": "spec.gateway.accessLog",
+    "suspended": "spec.suspend",
     "wake-timeout-seconds": "spec.autoscaling.wakeTimeoutSeconds",
     "otlp-endpoint": "spec.observability.tracing.otlpEndpoint",
     "drain-timeout-seconds": "spec.lifecycle.drainTimeoutSeconds",
 }
 """Fields that set options of a gateway, by option."""
+FETCH_FIELDS = {
+    "endpoint": "spec.model.endpoint",
+    "credentials": "spec.model.credentialsSecretRef",
+}
+"""Fields that set options of the program that fetches a model, by option."""
 _VALUES = {
     "auto": "Auto",
     "bfloat16": "BFloat16",
@@ -71,27 +82,58 @@ _VALUES = {
     "reference": "Reference",
     "split": "Split",
 }
-"""Values of fields, by the values of their options."""
+"""Values of fields, by the values of their options, unless `_VALUES_BY_OPTION` has the option."""
+_VALUES_BY_OPTION = {
+    "access-log": {value: name for name, value in ACCESS_LOG.items()},
+    "reasoning-parser": {value: name for name, value in REASONING_PARSERS.items()},
+    "steps-in-flight": {"1": "Disabled", "2": "Enabled"},
+    "tool-parser": {value: name for name, value in TOOL_PARSERS.items()},
+}
+_USAGE = re.compile(r"\A\s*Usage: mizzen .*?\nError: ", re.DOTALL)
+"""Beginning of the output of `mizzen` if its arguments are wrong."""
+_UNKNOWN_OPTION = "No such option: "
+_OPTION_ORIGIN = "; options come from {}.extraArgs, or from an operator of another release than the image"
 
 
 def translate_engine_options(message: str) -> str:
-    """Return an engine's message with options replaced by the fields that set them, with their values.
+    """Return a message of an engine's pod with options replaced by the fields that set them.
 
-    Options that only `spec.engine.extraArgs` can set stay unchanged.
+    The pod may fetch its model, too. Options that only `spec.engine.extraArgs` can set stay unchanged.
     """
-    return _translate(message, ENGINE_FIELDS)
+    return _translate(_shorten_usage(message, "spec.engine"), ENGINE_FIELDS | FETCH_FIELDS)
 
 
 def translate_gateway_options(message: str) -> str:
     """Return a gateway's message with options replaced by the fields that set them, with their values."""
-    return _translate(message, GATEWAY_FIELDS)
+    return _translate(_shorten_usage(message, "spec.gateway"), GATEWAY_FIELDS)
 
 
-def _translate(message: str, fields: dict[str, str]) -> str:
+def translate_fetch_options(message: str) -> str:
+    """Return a fetch's message with options replaced by the fields that set them."""
+    return _translate(message, FETCH_FIELDS)
+
+
+def _shorten_usage(message: str, field: str) -> str:
+    """Return a message without the hint at the command line's help, which a pod's user cannot follow.
+
+    Args:
+        message: the message of a pod.
+        field: the field whose `extraArgs` the pod's command line contains.
+    """
+    match = _USAGE.match(message)
+    if match is None:
+        return message
+    error = message[match.end() :].strip()
+    origin = _OPTION_ORIGIN.format(field) if error.startswith(_UNKNOWN_OPTION) else ""
+    return f"wrong configuration: {error}{origin}"
+
+
+def _translate(message: str, fields: Mapping[str, str]) -> str:
     def replace(match: re.Match[str]) -> str:
-        field, value = fields.get(match[1]), match[2]
+        option, value = match.groups()
+        field = fields.get(option)
         if field is None:
             return match[0]
-        return f"{field} {_VALUES.get(value, value)}" if value else field
+        return f"{field} {_VALUES_BY_OPTION.get(option, _VALUES).get(value, value)}" if value else field
 
     return _OPTION.sub(replace, message)

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from mizzen_operator.api import labels, reasons
 from mizzen_operator.model_cache.progress import Download
-from mizzen_operator.resources.claim_advice import describe_single_node_claim, explain_unbound_claim
 from mizzen_operator.resources.gateway_spec import LABELLED_VOLUME
 from mizzen_operator.rollout.avoided_nodes import LOSSES
+from mizzen_operator.status.image_pull import explain_image_pull
 from mizzen_operator.status.inputs import StatusInputs
 from mizzen_operator.status.missing_refs import engine_refs, explain_missing_ref
 from mizzen_operator.status.pod_conditions import (
@@ -113,7 +113,9 @@ def _progressing(inputs: StatusInputs, gateway: Condition, failed: Condition) ->
     if failed.status:
         return Condition(reasons.PROGRESSING, False, failed.reason, failed.message)
     if inputs.download is not None and not inputs.download.cached_time and not inputs.service.suspend:
-        message = "the model is downloaded first: status.model has the progress"
+        message = (
+            "the model is downloaded first: the condition ModelCached says how far it is or what it waits for"
+        )
         return progress(reasons.DOWNLOADING, message)
     wanted, keep_old = inputs.service.groups, inputs.keep_old
     serving = sum(group.revision == inputs.revision for group in inputs.routed)
@@ -134,9 +136,7 @@ def _progressing(inputs: StatusInputs, gateway: Condition, failed: Condition) ->
     if len(inputs.live) > wanted:
         return progress(reasons.REMOVING_GROUPS, f"{len(inputs.live)} groups exist, {wanted} are wanted")
     if serving < wanted - keep_old or old < keep_old:
-        waiting = any(group.creating_containers for group in inputs.updated)
-        hint = describe_single_node_claim(inputs.service) if waiting else ""
-        return progress(reasons.STARTING_GROUPS, "; ".join(filter(None, (counts + hint, inputs.volume_wait))))
+        return progress(reasons.STARTING_GROUPS, "; ".join(filter(None, (counts, inputs.volume_wait))))
     if not gateway.status:
         return progress(reasons.STARTING_GATEWAY, gateway.message)
     if keep_old:
@@ -156,7 +156,6 @@ def _scheduled(inputs: StatusInputs) -> Condition:
         condition = replace(condition, message=f"{condition.message}; {note} within an hour")
     if condition.reason == reasons.UNSCHEDULABLE:
         explained = explain_missing_ref(condition.message, engine_refs(inputs.service))
-        explained = explain_unbound_claim(inputs.service, explained)
         explained = explain_unschedulable(inputs.service, explained)
         message = "; ".join(filter(None, (explained, inputs.volume_wait)))
         return replace(condition, message=message)
@@ -191,7 +190,9 @@ def _failed(inputs: StatusInputs, gateway: Condition, scheduled: Condition) -> C
     failing = [group for group in (*inputs.updated, *backing_off) if group.failing]
     if failing:
         first = min(failing, key=lambda group: group.name)
-        message = explain_missing_ref(first.message, engine_refs(inputs.service)) or "no reason was reported"
+        message = explain_missing_ref(first.message, engine_refs(inputs.service))
+        message = explain_image_pull(inputs.service, inputs.engine_image, first.reason, message)
+        message = message or "no reason was reported"
         return Condition(reasons.FAILED, True, first.reason or reasons.ENDED, f"{first.name}: {message}")
     if inputs.missing_refs:
         message = "; ".join(ref.message for ref in inputs.missing_refs)

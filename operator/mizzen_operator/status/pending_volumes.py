@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mizzen_operator.api.types import InferenceService
+from mizzen_operator.api.types import InferenceService, ModelCache
 from mizzen_operator.pods.group import Group
 from mizzen_operator.status.missing_refs import CLAIM, RequiredRef, engine_refs
 
 SINGLE_NODE_MODES = frozenset({"ReadWriteOnce", "ReadWriteOncePod"})
 """Access modes of claims that the pods of only one node can mount."""
+_RECREATE = "delete the claim, and it is created again"
 
 
 def claim_refs(service: InferenceService) -> list[RequiredRef]:
@@ -26,26 +27,45 @@ def claim_refs(service: InferenceService) -> list[RequiredRef]:
     return refs
 
 
-def explain_claim(ref: RequiredRef, claim: Mapping[str, Any], *, mounting: bool) -> str:
-    """Return why pods may be unable to mount a claim; empty if its state shows no reason.
+def explain_claim(
+    service: InferenceService, ref: RequiredRef, claim: Mapping[str, Any], *, mounting: bool
+) -> str:
+    """Return why pods may be unable to mount a claim, with the way out; empty if its state shows no reason.
 
     Args:
+        service: the service.
         ref: the claim's name and field.
         claim: the PersistentVolumeClaim.
         mounting: a pod with a node waits for its volumes.
     """
     name = f"{CLAIM} {ref.name} ({ref.field})"
     phase, modes = claim.get("status", {}).get("phase"), claim["spec"].get("accessModes", [])
+    cache = service.access.cache
+    created = bool(cache.size) and ref.name == cache.claim
     if "deletionTimestamp" in claim["metadata"]:
         return f"{name} is being deleted"
     if phase == "Pending":
         where = f"{ref.name} -n {claim['metadata']['namespace']}"
-        return f"{name} is not bound to a volume yet: kubectl describe pvc {where} shows why"
+        message = f"{name} is not bound to a volume yet: kubectl describe pvc {where} shows why"
+        return f"{message}; {_describe_created_claim(cache)}" if created else message
     if phase == "Lost":
         return f"{name} has lost its volume"
     if mounting and set(modes) <= SINGLE_NODE_MODES:
-        return f"{name} is {' and '.join(modes)}, so only the pods of one node can mount it at a time"
+        message = f"{name} is {' and '.join(modes)}, so only the pods of one node can mount it at a time"
+        if created:
+            return f"{message}: change spec.model.cache.accessMode to ReadWriteMany, {_RECREATE}"
+        return f"{message}: use a claim with the access mode ReadWriteMany"
     return ""
+
+
+def _describe_created_claim(cache: ModelCache) -> str:
+    """Return the fields of a claim that the operator has created, and how to change them."""
+    storage_class = cache.storage_class or "the cluster's default"
+    scarce = ", which few storage classes offer" if cache.access_mode == "ReadWriteMany" else ""
+    fields = (
+        f"accessMode ({cache.access_mode}{scarce}), size ({cache.size}) or storageClassName ({storage_class})"
+    )
+    return f"if the cause is its {fields}, correct spec.model.cache, {_RECREATE}"
 
 
 def describe_volume_wait(service: InferenceService, groups: Sequence[Group], causes: Sequence[str]) -> str:

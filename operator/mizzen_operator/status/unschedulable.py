@@ -22,11 +22,18 @@ def explain_unschedulable(service: InferenceService, message: str) -> str:
         f"a pod requests {accelerator.per_pod} of spec.accelerator.resourceName ({name}): free or add such "
         "devices, or correct spec.accelerator.resourceName, perPod or spec.parallelism.tensor"
         if name == accelerator.resource_name
-        else f"spec.podTemplate.resources requests {name}"
+        else _describe_request(service, name)
         for name in dict.fromkeys(_INSUFFICIENT.findall(message))
     ]
     advice += [text(service) for part, text in _FIELDS if part in message]
     return "; ".join([message, *filter(None, advice)])
+
+
+def _describe_request(service: InferenceService, name: str) -> str:
+    resources = service.pod_template.get("resources", {})
+    amounts = (resources.get(part, {}).get(name) for part in ("requests", "limits"))
+    amount = next((f" {amount} of" for amount in amounts if amount is not None), "")
+    return f"spec.podTemplate.resources requests{amount} {name}: lower it, or free or add a node with as much"
 
 
 def _describe_selector(service: InferenceService) -> str:

@@ -56,7 +56,7 @@ def test_progress_counts_every_byte(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "architectures.*LlamaForCausalLM.*Qwen3ForCausalLM.*GPT2"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "architectures.*GPT2.*LlamaForCausalLM.*Qwen3ForCausalLM"),
         ({"architectures": []}, "architectures"),
         ({"architectures": [["LlamaForCausalLM"]]}, "architectures must list one of"),
         ({"num_key_value_heads": 3}, "num_key_value_heads must divide num_attention_heads"),

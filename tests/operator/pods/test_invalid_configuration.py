@@ -130,6 +130,18 @@ def test_a_revision_that_has_served_keeps_its_restart_budget() -> None:
         ),
         ("--context-length 9 exceeds", "spec.model.contextLength 9 exceeds"),
         ("--policy must be one of fcfs", "--policy must be one of fcfs"),
+        ("--credentials /c cannot be read", "spec.model.credentialsSecretRef /c cannot be read"),
+        (
+            "Usage: mizzen engine [OPTIONS]\nTry 'mizzen engine -h' for help.\n\nError: No such option: "
+            "--gpu-memory-utilization. In Mizzen: --memory-fraction X\n",
+            "wrong configuration: No such option: --gpu-memory-utilization. In Mizzen: "
+            "spec.engine.memoryFraction X; options come from spec.engine.extraArgs, or from an operator of "
+            "another release than the image",
+        ),
+        (
+            "Usage: mizzen engine [OPTIONS]\n\nError: Invalid value for '--threads': 0 is not in the range",
+            "wrong configuration: Invalid value for '--threads': 0 is not in the range",
+        ),
         ("a--device b", "a--device b"),
     ],
 )

@@ -43,9 +43,43 @@ def claim(phase: str, *modes: str, **meta: str) -> dict[str, Any]:
     ],
 )
 def test_the_state_of_a_claim_shows_the_cause(body: dict[str, Any], mounting: bool, expected: str) -> None:
-    cause = explain_claim(REF, body, mounting=mounting)
+    cause = explain_claim(PLAIN, REF, body, mounting=mounting)
     assert expected in cause and bool(cause) is bool(expected)
     assert not cause or cause.startswith("PersistentVolumeClaim models (spec.model.source) ")
+
+
+@pytest.mark.parametrize(
+    ("cache", "body", "words"),
+    [
+        (
+            {"size": "9Gi", "accessMode": "ReadWriteMany"},
+            claim("Pending"),
+            "if the cause is its accessMode (ReadWriteMany, which few storage classes offer), size (9Gi) or "
+            "storageClassName (the cluster's default), correct spec.model.cache, delete the claim, and it is "
+            "created again",
+        ),
+        (
+            {"size": "9Gi", "accessMode": "ReadWriteOnce", "storageClassName": "fast"},
+            claim("Pending"),
+            "accessMode (ReadWriteOnce), size (9Gi) or storageClassName (fast)",
+        ),
+        (
+            {"size": "9Gi", "accessMode": "ReadWriteOnce"},
+            claim("Bound", "ReadWriteOnce"),
+            "change spec.model.cache.accessMode to ReadWriteMany, delete the claim",
+        ),
+        ({}, claim("Bound", "ReadWriteOnce"), "use a claim with the access mode ReadWriteMany"),
+    ],
+)
+def test_the_claim_of_a_cache_names_the_fields_to_change(
+    cache: dict[str, str], body: dict[str, Any], words: str
+) -> None:
+    wanted = {"mode": "PersistentVolumeClaim", "claimName": "models", **cache}
+    demo = service(model={**SPEC["model"], "source": "hf://a/b@main", "cache": wanted})
+    ref = RequiredRef(CLAIM, "models", "spec.model.cache.claimName")
+    cause = explain_claim(demo, ref, body, mounting=True)
+    assert words in cause
+    assert ("and it is created again" in cause) is bool(cache)
 
 
 def test_without_a_known_cause_the_message_lists_the_fields_of_all_volumes() -> None:

@@ -24,13 +24,19 @@ from service_kit import GOOD, SERVING, SPEC, service
         ),
         (
             "0/3 nodes are available: 1 Insufficient memory, 2 node(s) had untolerated taint {gpu: }",
-            "spec.podTemplate.resources requests memory; spec.podTemplate.tolerations can tolerate the taint",
+            "spec.podTemplate.resources requests 9Ti of memory: lower it, or free or add a node with as "
+            "much; spec.podTemplate.tolerations can tolerate the taint",
+        ),
+        (
+            "0/3 nodes are available: 3 Insufficient cpu.",
+            "spec.podTemplate.resources requests cpu: lower it, or free or add a node with as much",
         ),
     ],
 )
 def test_an_unschedulable_pod_names_the_fields(message: str, expected: str) -> None:
     accelerator = {"resourceName": "nvidia.com/gpu", "nodeSelector": {"gpu": "h100"}}
-    demo = service(parallelism={"tensor": 2}, accelerator=accelerator, podTemplate={**SPEC["podTemplate"]})
+    template = {**SPEC["podTemplate"], "resources": {"requests": {"memory": "9Ti"}}}
+    demo = service(parallelism={"tensor": 2}, accelerator=accelerator, podTemplate=template)
     waiting = replace(SERVING, node="", unschedulable=message, routable=False, containers_ready=False)
     found = {c.type: c for c in build_conditions(replace(GOOD, service=demo, groups=[waiting]))}
     assert found["Scheduled"].reason == found["Ready"].reason == "Unschedulable"

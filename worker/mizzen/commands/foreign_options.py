@@ -19,7 +19,7 @@ _NO_DATA = "run several servers, or set spec.replicas of an InferenceService"
 _NO_CODE = "code from a model's folder is never run; use a model that docs/models.md lists"
 _NO_SPECULATION = "speculative decoding is not supported"
 _NO_LORA = "LoRA adapters are not supported: merge the adapter into the checkpoint"
-_QUANTIZATION = "the quantization is read from the model's config.json"
+_QUANTIZATION = "quantized checkpoints are not served: use the original one, without this option"
 _ALWAYS_METRICS = "metrics are always on, at the ports --http-port and --admin-port"
 
 FOREIGN_OPTIONS = {

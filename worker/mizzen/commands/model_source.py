@@ -18,11 +18,11 @@ import typer
 
 from mizzen.commands.progress import StartupProgress
 from mizzen.common.cache import cache_dir
+from mizzen.server.model_files import WEIGHTS_ADVICE, describe_gguf
 
 POLL_SECONDS = 0.2
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./+-]{1,255})?")
 _HUB_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+?)(?:/.*)?")
-WEIGHTS_ADVICE = "give a folder with config.json, the tokenizer and safetensors"
 HUB_ADVICE = "or the name of a model on the hub, such as Qwen/Qwen3-0.6B"
 
 
@@ -60,11 +60,11 @@ def find_model(text: str) -> Path | RemoteModel:
     if path.is_dir():
         gguf = next(path.glob("*.gguf"), None)
         raise typer.BadParameter(
-            _gguf_problem(gguf) if gguf else f"{text!r} has no config.json; {WEIGHTS_ADVICE}"
+            describe_gguf(gguf) if gguf else f"{text!r} has no config.json; {WEIGHTS_ADVICE}"
         )
     if path.exists():
         raise typer.BadParameter(
-            _gguf_problem(path)
+            describe_gguf(path)
             if path.suffix == ".gguf"
             else f"{text!r} is not a folder; {WEIGHTS_ADVICE}, {HUB_ADVICE}"
         )
@@ -75,13 +75,6 @@ def find_model(text: str) -> Path | RemoteModel:
             )
         return _remote(f"hf://{text}")
     raise typer.BadParameter(f"{text!r} is not a folder; {WEIGHTS_ADVICE}, {HUB_ADVICE}")
-
-
-def _gguf_problem(file: Path) -> str:
-    return (
-        f"{str(file)!r} is in the GGUF format, which is not supported; {WEIGHTS_ADVICE}: "
-        "use the original checkpoint from which the file was made"
-    )
 
 
 def _remote(uri: str) -> RemoteModel:

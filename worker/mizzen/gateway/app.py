@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from mizzen import __version__
 from mizzen.gateway.auth.limit_sharing import LOAN_PATH, LoanRequest
@@ -23,6 +24,7 @@ from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.gateway import Gateway
 from mizzen.gateway.http.middleware import HealthEndpoint, RequestMiddleware
 from mizzen.gateway.http.request_bodies import ClientGone, RequestBody
+from mizzen.gateway.http.unknown_path import describe_unknown_path
 from mizzen.gateway.openai.endpoints import (
     add_generation_endpoints,
     add_token_endpoints,
@@ -206,14 +208,21 @@ def error_response(error: ApiError) -> Response:
 def add_error_handlers(app: FastAPI) -> None:
     """Make an application return every error in OpenAI's shape."""
 
+    def describe(request: Request, error: HTTPException) -> str:
+        if error.status_code == 404:
+            paths = [route.path for route in app.routes if isinstance(route, Route)]
+            return describe_unknown_path(request.url.path, paths)
+        if error.status_code == 405:
+            return f"{request.method} is not allowed here: use {(error.headers or {}).get('Allow', 'POST')}"
+        return error.detail
+
     async def api_error(request: Request, error: Exception) -> Response:
         if isinstance(error, ApiError):
             return error_response(error)
         if isinstance(error, ClientGone):
             return error_response(ApiError(400, str(error)))
         if isinstance(error, HTTPException):
-            text = {404: f"there is no {request.url.path} here", 405: f"{request.method} is not allowed here"}
-            response = error_response(ApiError(error.status_code, text.get(error.status_code, error.detail)))
+            response = error_response(ApiError(error.status_code, describe(request, error)))
             response.headers.update(error.headers or {})
             return response
         return error_response(ApiError(500, "internal error", code="internal_error"))

@@ -15,6 +15,12 @@ class ConfigError(ValueError):
     """A model's configuration is invalid or not supported; the message names the field and the remedy."""
 
 
+def show_value(value: object) -> str:
+    """Return a field's value for an error message; a long value is truncated."""
+    shown = repr(value)
+    return shown if len(shown) <= SHOWN else shown[:SHOWN] + "…"
+
+
 class Fields:
     """A JSON object of a config.json, with typed access to its fields."""
 
@@ -43,9 +49,9 @@ class Fields:
     def error(self, name: str, rule: str) -> ConfigError:
         """Return an error that names a field, the `rule` it violates ("must be true"), and its value."""
         value = self.values.get(name)
-        shown = repr(value)
-        shown = shown if len(shown) <= SHOWN else shown[:SHOWN] + "…"
-        return ConfigError(f"{self.source}: {name} {rule}" + ("" if value is None else f", not {shown}"))
+        return ConfigError(
+            f"{self.source}: {name} {rule}" + ("" if value is None else f", not {show_value(value)}")
+        )
 
     def integer(self, name: str, default: int | None = None) -> int:
         """Read a positive integer; without a default the field is required.

@@ -27,7 +27,7 @@ from mizzen.models.families import (
     smollm3,
     starcoder2,
 )
-from mizzen.models.hf_fields import ConfigError, Fields
+from mizzen.models.hf_fields import ConfigError, Fields, show_value
 
 ConfigReader = Callable[[Fields], ModelConfig]
 
@@ -81,7 +81,10 @@ def read_config(folder: Path) -> ModelConfig:
             return READERS[name](fields)
         if name in HEADLESS_READERS:
             return replace(HEADLESS_READERS[name](fields), tie_embeddings=True, generates=False)
-    raise fields.error("architectures", f"must list one of {', '.join(sorted(READERS | HEADLESS_READERS))}")
+    raise ConfigError(
+        f"{fields.source}: architectures {show_value(names)} is not supported: use a model whose "
+        f"architectures list one of {', '.join(sorted(READERS | HEADLESS_READERS))}"
+    )
 
 
 def read_end_tokens(folder: Path, config: ModelConfig) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from mizzen.engine.loading.validate import check_model, make_trace_folder
 from mizzen.models.registry import read_config
 from mizzen.server.config import EngineConfig
 from mizzen.server.gpus import GpuSearch, check_gpus, find_problem
-from mizzen.server.model_files import ModelFolderError
+from mizzen.server.model_files import check_has_config, check_is_folder
 from mizzen.server.nodes.group import tcp_endpoint
 from mizzen.server.ranks.plan_memory import plan_memory_bytes
 from mizzen.wire.curve_keys import KeyFolder
@@ -28,8 +28,9 @@ def check_config(config: EngineConfig, *, loads_model: bool = True) -> None:
     Raises:
         ValueError: a value is invalid; the message names the option or file and the allowed values.
     """
-    if not Path(config.model).is_dir():
-        raise ModelFolderError(f"--model {config.model} is not a folder")
+    check_is_folder(Path(config.model))
+    if loads_model:
+        check_has_config(Path(config.model))
     if config.tensor > 1:
         plan_memory_bytes(config)
     if loads_model:

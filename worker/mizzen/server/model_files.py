@@ -25,10 +25,48 @@ TEXT_FILES = (
 OTHER_FILES = ("config.json", "generation_config.json")
 TEMPLATE_FOLDER = "additional_chat_templates"
 MAX_FILE_BYTES = 256 * 1024 * 1024
+WEIGHTS_ADVICE = "give a folder with config.json, the tokenizer and safetensors"
 
 
 class ModelFolderError(ValueError):
     """Raised if a model folder cannot be served; the message names the folder or the file."""
+
+
+def check_is_folder(folder: Path) -> None:
+    """Check that the folder of `--model` exists.
+
+    Raises:
+        ModelFolderError: it does not exist, or is not a folder.
+    """
+    if not folder.is_dir():
+        raise ModelFolderError(
+            f"--model {folder} is not a folder where the engine runs, in its image or a volume; "
+            f"{WEIGHTS_ADVICE}"
+        )
+
+
+def check_has_config(folder: Path) -> None:
+    """Check that a model folder has a config.json.
+
+    Raises:
+        ModelFolderError: it has none; the message says whether the folder has a model in the GGUF format.
+    """
+    if (folder / "config.json").is_file():
+        return
+    gguf = next(folder.glob("*.gguf"), None)
+    raise ModelFolderError(
+        f"--model: {describe_gguf(gguf)}"
+        if gguf
+        else f"--model {folder} has no config.json; {WEIGHTS_ADVICE}"
+    )
+
+
+def describe_gguf(file: Path) -> str:
+    """Return an error message for a file in the GGUF format."""
+    return (
+        f"{str(file)!r} is in the GGUF format, which is not supported; {WEIGHTS_ADVICE}: "
+        "use the original checkpoint from which the file was made"
+    )
 
 
 def read_model_files(folder: Path) -> dict[str, bytes]:
@@ -37,8 +75,7 @@ def read_model_files(folder: Path) -> dict[str, bytes]:
     Raises:
         ModelFolderError: the folder is missing, or a file is too large or unreadable.
     """
-    if not folder.is_dir():
-        raise ModelFolderError(f"--model {folder} is not a folder")
+    check_is_folder(folder)
     names = [*TEXT_FILES, *OTHER_FILES]
     names += sorted(f"{TEMPLATE_FOLDER}/{path.name}" for path in (folder / TEMPLATE_FOLDER).glob("*.jinja"))
     files: dict[str, bytes] = {}

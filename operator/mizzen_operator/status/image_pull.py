@@ -1,0 +1,31 @@
+"""Names the field of a service that sets an image which a node cannot pull. Pure."""
+
+from __future__ import annotations
+
+from mizzen_operator.api import reasons
+from mizzen_operator.api.types import InferenceService
+
+_REASONS = frozenset(
+    {
+        reasons.ERR_IMAGE_NEVER_PULL,
+        reasons.ERR_IMAGE_PULL,
+        reasons.IMAGE_PULL_BACK_OFF,
+        reasons.INVALID_IMAGE_NAME,
+    }
+)
+
+
+def explain_image_pull(service: InferenceService, image: str, reason: str, message: str) -> str:
+    """Return a message about an engine pod; if its image cannot be pulled, add the fields to correct.
+
+    Args:
+        service: the service.
+        image: the engine's image.
+        reason: reason of the pod's problem.
+        message: the kubelet's message.
+    """
+    if reason not in _REASONS or image not in message:
+        return message
+    source = "spec.engine.image" if service.engine.image else "the chart's value images.engine"
+    advice = f"{source} names the image: correct it, or name a Secret in spec.podTemplate.imagePullSecrets"
+    return f"{message}; {advice} if the registry needs a login"

@@ -1,0 +1,162 @@
+"""Every option that the operator sets is translated to the field from which its value comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mizzen_operator.api.parse import parse_service
+from mizzen_operator.config import OperatorConfig
+from mizzen_operator.resources.engine_args import engine_arguments
+from mizzen_operator.resources.fetch_job import fetch_job
+from mizzen_operator.resources.gateway_deployment import gateway_arguments
+from mizzen_operator.resources.gateway_spec import dedicated_gateway_spec
+from mizzen_operator.resources.group_member import GroupMember
+from mizzen_operator.resources.option_fields import (
+    ENGINE_FIELDS,
+    FETCH_FIELDS,
+    GATEWAY_FIELDS,
+    translate_engine_options,
+    translate_fetch_options,
+    translate_gateway_options,
+)
+from service_kit import META, SPEC
+
+CONFIG = OperatorConfig(engine_image="engine:1", gateway_image="gateway:1", gateway_role="role")
+CRD = Path(__file__).parents[3] / "crds/inferenceservices.yaml"
+FULL: dict[str, Any] = {
+    **SPEC,
+    "model": {
+        **SPEC["model"],
+        "source": "hf://a/b",
+        "servedName": "m",
+        "aliases": ["n"],
+        "contextLength": 4096,
+        "cache": {"mode": "PersistentVolumeClaim", "claimName": "models", "size": "9Gi"},
+        "credentialsSecretRef": {"name": "token", "key": "token"},
+        "endpoint": "https://hub.example",
+    },
+    "parallelism": {"tensor": 4},
+    "accelerator": {"resourceName": "nvidia.com/gpu", "nodeSelector": {}, "perPod": 2},
+    "podTemplate": {"imagePullSecrets": [], "tolerations": []},
+    "autoscaling": {
+        "minReplicas": 0,
+        "maxReplicas": 2,
+        "metric": {"type": "Saturation", "targetPercent": 80},
+        "scaleUpStabilizationSeconds": 0,
+        "scaleDownStabilizationSeconds": 300,
+        "idleSecondsToZero": 600,
+        "wakeTimeoutSeconds": 60,
+    },
+    "observability": {"tracing": {"otlpEndpoint": "http://collector:4317", "samplingPercent": 5}},
+    "suspend": True,
+}
+"""A spec with which every option is set."""
+FULL["gateway"] = {
+    **SPEC["gateway"],
+    "apiKeys": {"secretNames": ["teams"], "fromLabel": True},
+    "cors": {"allowOrigins": ["https://chat.example"]},
+    "tls": {"secretName": "certificate"},
+}
+
+
+def engine(spec: dict[str, Any]) -> list[str]:
+    demo = parse_service({"metadata": META, "spec": spec})
+    return engine_arguments(demo, "a", GroupMember("a", 0, 0, "demo-a-0-0", 1))
+
+
+def gateway(spec: dict[str, Any]) -> list[str]:
+    return gateway_arguments(dedicated_gateway_spec(parse_service({"metadata": META, "spec": spec})))
+
+
+def fetch(spec: dict[str, Any]) -> list[str]:
+    job = fetch_job(parse_service({"metadata": META, "spec": spec}), CONFIG)
+    return job["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+class Program:
+    """A program with the fields of its options, and its options that no field sets."""
+
+    def __init__(
+        self,
+        arguments: Callable[[dict[str, Any]], list[str]],
+        fields: dict[str, str],
+        translate: Callable[[str], str],
+        without_field: str,
+    ) -> None:
+        self.arguments = arguments
+        self.fields = fields
+        self.translate = translate
+        self.without_field = set(without_field.split())
+
+    def options(self, spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        """Yield the options of the command line, with their values; '' for an option without a value."""
+        words = self.arguments(spec)
+        for word, value in zip(words, [*words[1:], "--"], strict=True):
+            if word.startswith("--"):
+                yield word[2:], "" if value.startswith("--") else value
+
+
+PROGRAMS = {
+    "engine": Program(
+        engine,
+        ENGINE_FIELDS,
+        translate_engine_options,
+        "engine-id http-host http-port keys leader-address node-rank ranks-address ranks-port revision "
+        "termination-message wire-bind",
+    ),
+    "gateway": Program(
+        gateway,
+        GATEWAY_FIELDS,
+        translate_gateway_options,
+        "admin-host admin-port admin-token-file host keys namespace port service",
+    ),
+    "fetch": Program(
+        fetch, FETCH_FIELDS, translate_fetch_options, "pin progress-host progress-port termination-message to"
+    ),
+}
+
+
+def schema(field: str) -> dict[str, Any]:
+    """Return the schema of a field.
+
+    Raises:
+        KeyError: the CRD has no such field.
+    """
+    found = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for name in field.split("."):
+        found = found["properties"][name]
+    return found
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_option_has_a_field_or_is_set_by_the_operator_alone(name: str) -> None:
+    program = PROGRAMS[name]
+    rendered = {option for option, _ in program.options(FULL)}
+    assert rendered - program.without_field == set(program.fields)
+    assert not set(program.fields) & program.without_field
+    for fields in program.fields.values():
+        for field in fields.split(" / "):
+            schema(field)
+
+
+@pytest.mark.parametrize("name", ["engine", "gateway"])
+def test_values_are_translated_to_those_of_the_field(name: str) -> None:
+    program, checked = PROGRAMS[name], 0
+    for option, field in program.fields.items():
+        for value in schema(field).get("enum", ()) if " / " not in field else ():
+            spec = deepcopy(FULL)
+            *path, last = field.split(".")[1:]
+            target = spec
+            for part in path:
+                target = target[part]
+            target[last] = value
+            rendered = dict(program.options(spec))[option]
+            assert program.translate(f"--{option} {rendered}: no") == f"{field} {value}: no"
+            checked += 1
+    assert checked > 8
