@@ -26,8 +26,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": LAYERS | {"engine", "wire", "server"},
     "gateway": {"common", "core", "wire", "gateway"},
     "fetch": {"common", "core", "fetch"},
+    "inspection": {"engine", "inspection", "layers", "models", "weights"},
     "offline": LAYERS | {"engine", "wire", "server", "gateway", "offline", "progress"},
-    "commands": LAYERS | {"engine", "wire", "server", "gateway", "fetch", "commands", "offline"},
+    "commands": LAYERS
+    | {"engine", "wire", "server", "gateway", "fetch", "inspection", "commands", "offline"},
 }
 OPERATOR = "operator/mizzen_operator"
 OPERATOR_ORDER = (
@@ -53,7 +55,7 @@ OPERATOR_BASE = {"config", "metrics"}
 """Modules of the operator that every package may import; they import only each other and `api`."""
 OPERATOR_PROGRAMS = {"check": {"api", "kube"}, "chart": {"api", "kube"}}
 """Modules that only `main` and other programs import, each with the packages that the module may import."""
-NO_TORCH = ("common", "core", "wire", "gateway", "fetch", "commands")
+NO_TORCH = ("common", "core", "wire", "gateway", "fetch", "inspection", "commands")
 
 
 def imports(path: Path) -> set[str]:
@@ -161,6 +163,7 @@ def python(code: str) -> str:
         "mizzen.server.ranks.simulated",
         "mizzen.cli",
         "mizzen.fetch.run",
+        "mizzen.inspection.text",
     ],
 )
 def test_light_programs_do_not_load_torch(module: str) -> None:

@@ -16,6 +16,7 @@ from mizzen.cli import app
 from mizzen.commands.options import settings
 from mizzen.gateway.config import GatewayConfig
 from mizzen.models.registry import HEADLESS_READERS, READERS
+from mizzen.models.text_part import TEXT_PARTS
 from mizzen.server.config import EngineConfig
 from mizzen_operator.api.gateway_sharing import resolve_sharing
 from mizzen_operator.api.parse import parse_service
@@ -26,13 +27,20 @@ from mizzen_operator.resources import shared_gateway as shared_render
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = runpy.run_path(str(ROOT / "scripts/reference.py"))
+PAGES = {
+    **{page: (make, "reference") for page, make in REFERENCE["PAGES"].items()},
+    **{
+        page: (make, "model_table")
+        for page, make in runpy.run_path(str(ROOT / "scripts/model_table.py"))["PAGES"].items()
+    },
+}
 VARIABLES = {"$(POD_NAME)": "pod-0", "$(POD_IP)": "127.97.0.2"}
 
 
-@pytest.mark.parametrize("page", sorted(REFERENCE["PAGES"]))
+@pytest.mark.parametrize("page", sorted(PAGES))
 def test_reference_pages_are_current(page: str) -> None:
-    written = (ROOT / page).read_text()
-    assert written == REFERENCE["PAGES"][page](), f"{page} is out of date: run python scripts/reference.py"
+    written, (make, script) = (ROOT / page).read_text(), PAGES[page]
+    assert written == make(), f"{page} is out of date: run python scripts/{script}.py"
 
 
 def test_all_pages_are_in_the_navigation() -> None:
@@ -311,4 +319,5 @@ def test_the_guide_names_the_models_that_are_served() -> None:
     section = (ROOT / "docs/models.md").read_text().split("## Supported architectures")[1].split("\n## ")[0]
     assert set(re.findall(r"`(\w+ForCausalLM)`", section)) == set(READERS)
     without_head = {name.replace("ForCausalLM", "Model") for name in READERS}
+    assert set(re.findall(r"`(\w+ForConditionalGeneration)`", section)) == set(TEXT_PARTS)
     assert set(re.findall(r"`(\w+Model)`", section)) <= without_head == set(HEADLESS_READERS)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import mizzen
-from mizzen.commands import chat, complete, fetch, processes, serve
+from mizzen.commands import chat, complete, fetch, inspect, processes, serve
 from mizzen.commands.foreign_options import ServeCommand
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ app.command("serve", cls=ServeCommand)(serve.command)
 app.command("chat")(chat.command)
 app.command("complete")(complete.command)
 app.command("fetch")(fetch.command)
+app.command("inspect")(inspect.command)
 app.command("engine", cls=ServeCommand)(processes.engine)
 app.command("gateway")(processes.gateway)
 

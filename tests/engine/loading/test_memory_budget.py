@@ -13,7 +13,8 @@ from mizzen.engine.config import EngineOptions
 from mizzen.engine.loading import model_setup
 from mizzen.engine.loading.host import DeviceMemory, measure_allocation
 from mizzen.engine.loading.loader import load_engine
-from mizzen.engine.loading.memory_budget import GIB, MemoryNeed, MemoryShortage, fit_kv_pages, memory_shortage
+from mizzen.engine.loading.memory_budget import GIB, MemoryShortage, fit_kv_pages, memory_shortage
+from mizzen.engine.loading.memory_need import MemoryNeed
 
 NEED = MemoryNeed(token_bytes=1 << 20, step_bytes=2 * GIB)
 TOKENS = 8 << 10

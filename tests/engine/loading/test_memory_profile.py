@@ -17,7 +17,7 @@ from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.slot_state import SlotState
 from mizzen.engine.execution.step import StepExecutor
 from mizzen.engine.loading import model_setup
-from mizzen.engine.loading.memory_budget import MemoryNeed
+from mizzen.engine.loading.memory_need import MemoryNeed
 from mizzen.engine.loading.memory_profile import build_largest_plan, measure_step_bytes
 from mizzen.engine.sampling import sampler
 from mizzen.engine.uploader import Uploader

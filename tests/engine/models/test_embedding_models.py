@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from mizzen import LLM
 from mizzen.models.hf_fields import ConfigError
 from mizzen.models.registry import read_config
-from mizzen.weights.load import WeightsError
+from mizzen.weights.checkpoint_files import WeightsError
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "skip_tokenizer": True, "kv_cache_tokens": 512, "threads": 1}
 

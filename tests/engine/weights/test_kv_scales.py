@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.step import StepExecutor
 from mizzen.engine.loading.model_setup import make_attention_with_kv, make_model
-from mizzen.models.config import quantizes_only_kv
 from mizzen.models.hf_fields import Fields
+from mizzen.models.quantization import quantizes_only_kv
 from mizzen.models.registry import read_config
+from mizzen.weights.checkpoint_files import WeightsError
 from mizzen.weights.kv_scales import fold_kv_scales, read_kv_scales
-from mizzen.weights.load import WeightsError
 
 LAYER = "model.layers.{}.self_attn."
 

@@ -16,7 +16,7 @@ from mizzen.engine.loading.loader import load_engine
 from mizzen.engine.loading.model_setup import make_model
 from mizzen.models.hf_fields import ConfigError
 from mizzen.models.registry import read_config, read_end_tokens
-from mizzen.weights.load import WeightsError
+from mizzen.weights.checkpoint_files import WeightsError
 
 
 def load(folder: Path, **options: Any) -> list[tuple[int, int]]:
@@ -76,8 +76,11 @@ def test_progress_counts_every_byte(folder: Path) -> None:
             "rope_scaling must agree with rope_parameters.*yarn",
         ),
         ({"rms_norm_eps": float("inf")}, "rms_norm_eps must be a positive number, not inf"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
-        ({"quantization_config": {"ignore": ["lm_head"] * 99}}, "quantization_config.{0,300}…$"),
+        (
+            {"quantization_config": {"quant_method": "awq", "bits": 4}},
+            r"quantization_config describes quantized weights \(AWQ, 4 bits\)",
+        ),
+        ({"rope_parameters": {"rope_type": "x" * 999}}, "rope_type.{0,300}…$"),
         ({"layer_types": ["linear_attention"] * 2}, "layer_types"),
         ({"layer_types": [["full_attention"]] * 2}, "layer_types"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false"),

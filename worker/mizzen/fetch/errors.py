@@ -25,3 +25,7 @@ class CorruptDownload(FetchError):
 
 class FetchStopped(FetchError):
     """The fetch was stopped, e.g. by a signal; the data received so far is kept."""
+
+
+class UnsupportedFormat(FetchError):
+    """The source has weights only in a format that is not supported."""

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from mizzen.fetch.client import Credentials, FetchClient, RequestRejected, StaticCredentials
-from mizzen.fetch.errors import FetchError
+from mizzen.fetch.errors import FetchError, UnsupportedFormat
 from mizzen.fetch.plan import FetchPlan, FileFilter, RemoteFile, make_plan
 from mizzen.fetch.source import HubSource
 
@@ -80,7 +80,7 @@ def plan_fetch(
         ) from error
     is_gguf = any(file.endswith(".gguf") for file in names)
     if is_gguf and not any(file.path.endswith(".safetensors") for file in files):
-        raise FetchError(
+        raise UnsupportedFormat(
             f"{name} has GGUF files, which are not supported, and no safetensors: use the repository of the "
             "original model"
         )

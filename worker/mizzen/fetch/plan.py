@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -67,6 +67,19 @@ class FetchPlan:
     def size(self) -> int:
         """Total size of the files in bytes."""
         return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Files of a source.
+
+    Attributes:
+        sizes: size in bytes of each file, by its path.
+        contents: content of the files that were read, by their paths.
+    """
+
+    sizes: Mapping[str, int]
+    contents: Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)

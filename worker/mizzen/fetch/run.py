@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -19,7 +19,7 @@ from mizzen.fetch.digests import sha256
 from mizzen.fetch.download import CHECKPOINT, SEGMENT, Downloader
 from mizzen.fetch.environment import read_hub_token, use_hub_endpoint
 from mizzen.fetch.errors import FetchError, FetchStopped
-from mizzen.fetch.plan import EXCLUDE, INCLUDE, FetchPlan, FileFilter, check_collisions
+from mizzen.fetch.plan import EXCLUDE, INCLUDE, FetchPlan, FileFilter, Listing, check_collisions
 from mizzen.fetch.progress import FetchProgress
 from mizzen.fetch.report import serve_progress, write_termination_message
 from mizzen.fetch.source import HubSource, OciSource, S3Source, Source, parse_source
@@ -90,6 +90,24 @@ class Fetch:
                 return self._fetch_locked()
         except OSError as error:
             raise filesystem_error(error, self._store.folder) from error
+        finally:
+            self._client.close()
+
+    def peek(self, names: Collection[str]) -> Listing:
+        """List the files of the source, and read those of them that `names` lists; nothing is written.
+
+        Raises:
+            FetchError: the source cannot be listed or read.
+        """
+        try:
+            credentials = self._credentials()
+            plan = self._plan(credentials, self._config.pin)
+            contents = {
+                file.path: self._client.get(file.url, credentials).content
+                for file in plan.files
+                if file.path in names and file.unpack is None
+            }
+            return Listing({file.path: file.size for file in plan.files}, contents)
         finally:
             self._client.close()
 

@@ -22,10 +22,6 @@ from mizzen.parallel.collectives import Collectives
 if TYPE_CHECKING:
     from mizzen.kernels.nvrtc import KernelSpec
 
-ROW_MULTIPLE = 8
-"""If there are several ranks, the number of vocabulary rows of each rank is padded to a multiple of this
-number; kernels need this alignment."""
-
 
 @dataclass(frozen=True, slots=True)
 class VocabShard:
@@ -41,7 +37,7 @@ class VocabShard:
     @classmethod
     def for_rank(cls, build: BuildContext, total: int) -> VocabShard:
         """Return this rank's shard of a vocabulary of `total` tokens."""
-        return cls(total, *build.mesh.tensor.padded_shard(total, ROW_MULTIPLE))
+        return cls(total, *build.mesh.tensor.vocabulary_shard(total))
 
     @property
     def count(self) -> int:

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from mizzen.models.config import ModelConfig
 
+ROW_MULTIPLE = 8
+"""If there are several ranks, the number of vocabulary rows of each rank is padded to a multiple of this
+number; kernels need this alignment."""
 SUGGESTED_SIZES = (1, 2, 4, 8)
 """Numbers of ranks that error messages suggest."""
 
@@ -70,6 +73,10 @@ class Axis:
         padded = -(-total // (self.size * multiple)) * multiple
         start = min(self.rank * padded, total)
         return padded, slice(start, min(start + padded, total))
+
+    def vocabulary_shard(self, total: int) -> tuple[int, slice]:
+        """Return the padded number of vocabulary rows per rank, and this rank's shard of `total` tokens."""
+        return self.padded_shard(total, ROW_MULTIPLE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from mizzen.models.block import Activation, BlockConfig
 from mizzen.models.hf_fields import Fields
+from mizzen.models.quantization import check_unquantized
 from mizzen.models.rope_config import ORIGINAL, RopeConfig, read_rope, rope_fields
+from mizzen.models.text_tensors import TextTensors
 
 DTYPES = ("bfloat16", "float16", "float32")
 ACTIVATIONS = {
@@ -65,6 +67,8 @@ class ModelConfig:
     generates: bool = True
     """Whether the model can generate text. It is False for checkpoints without an output head, which only
     compute embeddings; the model of such a checkpoint is built with a tied head."""
+    text_tensors: TextTensors | None = None
+    """Tensors of the text part, if the checkpoint also holds other parts, such as a tower for images."""
 
     @property
     def rope(self) -> RopeConfig:
@@ -163,19 +167,6 @@ def read_token_ids(fields: Fields, name: str = "eos_token_id") -> tuple[int, ...
     return tuple(ids)
 
 
-def quantizes_only_kv(quantization: Fields) -> bool:
-    """Return whether `quantization_config` leaves the weights unquantized.
-
-    The result is True if `quantization_config` is absent or empty, or if it describes only an 8-bit KV cache
-    in the format of compressed-tensors.
-    """
-    values = quantization.values
-    scheme = values.get("kv_cache_scheme")
-    if not values:
-        return True
-    return values.get("config_groups") == {} and isinstance(scheme, dict) and scheme.get("num_bits") == 8
-
-
 def read_activation(fields: Fields, *names: str, default: str = "silu") -> Activation:
     """Read the activation function from the first of the fields `names` that is set.
 
@@ -184,7 +175,7 @@ def read_activation(fields: Fields, *names: str, default: str = "silu") -> Activ
     """
     name = next((name for name in names if fields.values.get(name) is not None), names[0])
     value = fields.values.get(name) or default
-    if value not in ACTIVATIONS:
+    if not isinstance(value, str) or value not in ACTIVATIONS:
         raise fields.error(name, f"must be one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[value]
 
@@ -219,8 +210,7 @@ def read_decoder_config(
     heads, kv_heads, head_dim = read_heads(fields)
     if not fields.flag("is_causal", True):
         raise fields.error("is_causal", "must be true: attention to later tokens is not supported")
-    if not quantizes_only_kv(fields.child("quantization_config")):
-        raise fields.error("quantization_config", "is not supported yet: use a checkpoint without it")
+    check_unquantized(fields)
     block = block or BlockConfig()
     layers = fields.integer("num_hidden_layers")
     ropes = ropes or (read_rope(fields, head_dim),)

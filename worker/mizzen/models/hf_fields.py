@@ -53,6 +53,10 @@ class Fields:
             f"{self.source}: {name} {rule}" + ("" if value is None else f", not {show_value(value)}")
         )
 
+    def unsupported(self, name: str, reason: str) -> ConfigError:
+        """Return an error that names a field and says why its model is not supported, without its value."""
+        return ConfigError(f"{self.source}: {name} {reason}")
+
     def integer(self, name: str, default: int | None = None) -> int:
         """Read a positive integer; without a default the field is required.
 

@@ -2,59 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from mizzen.models.config import ModelConfig, read_token_ids
-from mizzen.models.families import (
-    apertus,
-    cohere,
-    ernie,
-    exaone4,
-    gemma,
-    glm,
-    granite,
-    hunyuan,
-    llama,
-    mistral,
-    nemotron,
-    olmo,
-    phi3,
-    qwen2,
-    qwen3,
-    seed_oss,
-    smollm3,
-    starcoder2,
-)
-from mizzen.models.hf_fields import ConfigError, Fields, show_value
-
-ConfigReader = Callable[[Fields], ModelConfig]
+from mizzen.models.hf_fields import ConfigError, Fields
+from mizzen.models.model_families import FAMILIES, ConfigReader
+from mizzen.models.text_part import TEXT_PARTS, read_text_part
+from mizzen.models.unsupported import explain_unsupported
 
 READERS: dict[str, ConfigReader] = {
-    apertus.ARCHITECTURE: apertus.parse_config,
-    cohere.COHERE: cohere.parse_cohere,
-    cohere.COHERE2: cohere.parse_cohere2,
-    ernie.ARCHITECTURE: ernie.parse_config,
-    exaone4.ARCHITECTURE: exaone4.parse_config,
-    gemma.GEMMA2: gemma.parse_gemma2,
-    gemma.GEMMA3: gemma.parse_gemma3,
-    glm.GLM: glm.parse_glm,
-    glm.GLM4: glm.parse_glm4,
-    granite.ARCHITECTURE: granite.parse_config,
-    hunyuan.ARCHITECTURE: hunyuan.parse_config,
-    llama.ARCHITECTURE: llama.parse_config,
-    mistral.ARCHITECTURE: mistral.parse_config,
-    mistral.MINISTRAL3: mistral.parse_ministral3,
-    nemotron.ARCHITECTURE: nemotron.parse_config,
-    olmo.OLMO2: olmo.parse_olmo2,
-    olmo.OLMO3: olmo.parse_olmo3,
-    phi3.ARCHITECTURE: phi3.parse_config,
-    qwen2.ARCHITECTURE: qwen2.parse_config,
-    qwen3.ARCHITECTURE: qwen3.parse_config,
-    seed_oss.ARCHITECTURE: seed_oss.parse_config,
-    smollm3.ARCHITECTURE: smollm3.parse_config,
-    starcoder2.ARCHITECTURE: starcoder2.parse_config,
+    name: reader for family in FAMILIES for name, reader in family.readers.items()
 }
 """Config reader for each name that config.json may list under `architectures`."""
 HEADLESS_READERS: dict[str, ConfigReader] = {
@@ -63,28 +21,37 @@ HEADLESS_READERS: dict[str, ConfigReader] = {
 """Config reader by name of the architecture, for embedding models, whose checkpoints have no output head."""
 
 
+SUPPORTED = tuple(sorted({*READERS, *HEADLESS_READERS, *TEXT_PARTS}))
+"""Names of all architectures that are served, at least with their text part."""
+
+
 def read_config(folder: Path) -> ModelConfig:
     """Read a model folder's config.json.
 
     Raises:
         ConfigError: a field is missing, invalid or not supported. The message names the field; for an unknown
-            architecture, it lists the supported ones.
+            architecture, it says what is not supported, or lists the supported ones.
     """
-    fields = Fields.load(folder)
+    return read_fields(Fields.load(folder))
+
+
+def read_fields(fields: Fields) -> ModelConfig:
+    """Read the configuration of a model from the fields of its config.json.
+
+    Raises:
+        ConfigError: see `read_config`.
+    """
     names = fields.values.get("architectures")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise fields.error(
-            "architectures", f"must list one of {', '.join(sorted(READERS | HEADLESS_READERS))}"
-        )
-    for name in names:
+    for name in names if isinstance(names, list) else []:
+        if not isinstance(name, str):
+            break
         if name in READERS:
             return READERS[name](fields)
         if name in HEADLESS_READERS:
             return replace(HEADLESS_READERS[name](fields), tie_embeddings=True, generates=False)
-    raise ConfigError(
-        f"{fields.source}: architectures {show_value(names)} is not supported: use a model whose "
-        f"architectures list one of {', '.join(sorted(READERS | HEADLESS_READERS))}"
-    )
+        if name in TEXT_PARTS:
+            return read_text_part(fields, name)
+    raise explain_unsupported(fields, ", ".join(SUPPORTED))
 
 
 def read_end_tokens(folder: Path, config: ModelConfig) -> tuple[int, ...]:

@@ -20,7 +20,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from mizzen.layers.weight_target import WeightTarget
-from mizzen.weights.load import WeightsError, checkpoint_files
+from mizzen.models.text_tensors import TextTensors
+from mizzen.weights.checkpoint_files import WeightsError, checkpoint_files
+from mizzen.weights.load import own_name
 
 SCALE = re.compile(
     r"^model\.layers\.(\d+)\.self_attn\.(?:(?:attn\.)?([kv])_scale|([kv])_proj\.(?:[kv]_scale|output_scale))$"
@@ -38,8 +40,10 @@ def round_up_to_power_of_two(scale: float) -> float:
     return 2.0 ** math.ceil(math.log2(scale))
 
 
-def read_kv_scales(folder: Path) -> KVScales:
+def read_kv_scales(folder: Path, text_tensors: TextTensors | None = None) -> KVScales:
     """Read the scales of a checkpoint; the result lacks layers without scales.
+
+    `text_tensors` describes the text part, if the checkpoint also holds other parts.
 
     Raises:
         WeightsError: a scale is not a positive number, or a file cannot be read.
@@ -49,7 +53,7 @@ def read_kv_scales(folder: Path) -> KVScales:
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 for name in file.keys():  # noqa: SIM118 (not a mapping)
-                    match = SCALE.match(name)
+                    match = SCALE.match(own_name(name, text_tensors) or "")
                     if match is None:
                         continue
                     tensor = file.get_tensor(name)

@@ -6,7 +6,6 @@ shards.
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 import zlib
@@ -21,57 +20,16 @@ from safetensors import SafetensorError, safe_open
 
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.block import TensorNames
+from mizzen.models.text_tensors import TextTensors
+from mizzen.weights.checkpoint_files import WeightsError, check_floating, checkpoint_files, format_names
 from mizzen.weights.stream import FileRange, SafetensorsHeader, stream_to_device
 
 ProgressCallback = Callable[[int, int], None]
 """Function that receives the number of bytes done and the total number of bytes."""
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-MAX_LISTED = 5
-FLOATING = ("BF16", "F16", "F32", "F64")
-"""Dtypes of unquantized weights, as safetensors names them."""
 NAMES = TensorNames()
 """Names of the tensors of Llama and most other families."""
 KV_SCALES = (".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
-
-
-class WeightsError(ValueError):
-    """A checkpoint cannot be loaded; the message names the files and tensors concerned."""
-
-
-def format_names(names: Iterable[str]) -> str:
-    """Return the first few names and the number of further names, as text for an error message."""
-    ordered = sorted(names)
-    more = f" and {len(ordered) - MAX_LISTED} more" if len(ordered) > MAX_LISTED else ""
-    return ", ".join(ordered[:MAX_LISTED]) + more
-
-
-def checkpoint_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a model folder: those in the index, or the single file.
-
-    Raises:
-        WeightsError: the folder has neither an index nor the single file, or the index is invalid or names
-            missing files.
-    """
-    index = folder / INDEX
-    if not index.exists():
-        if not (folder / SINGLE).exists():
-            raise WeightsError(
-                f"{folder} has neither {SINGLE} nor {INDEX}: weights are read only from safetensors"
-            )
-        return [folder / SINGLE]
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{index} is not an index of safetensors files: {error!r}") from error
-    outside = [name for name in names if not isinstance(name, str) or Path(name).name != name]
-    if outside:
-        raise WeightsError(f"{index} names files outside the folder: {outside}")
-    missing = [name for name in names if not (folder / name).exists()]
-    if missing:
-        raise WeightsError(f"{index} names files that are missing: {format_names(missing)}")
-    return [folder / name for name in names]
 
 
 @contextmanager
@@ -116,6 +74,7 @@ def load_checkpoint(
     tied: bool,
     progress: ProgressCallback,
     names: TensorNames = NAMES,
+    text_tensors: TextTensors | None = None,
 ) -> None:
     """Fill every target from the safetensors files of a model folder.
 
@@ -125,6 +84,7 @@ def load_checkpoint(
         tied: Whether the head shares the embedding; the files may then contain a copy of it as the head.
         progress: Called after each part that is loaded.
         names: Names of the checkpoint's tensors. Checkpoints of embedding models may omit their prefix.
+        text_tensors: Tensors of the text part, if the checkpoint also holds other parts.
 
     Raises:
         WeightsError: tensors are missing or unexpected, or have a wrong dtype or shape, or a file cannot be
@@ -138,9 +98,12 @@ def load_checkpoint(
     for path in checkpoint_files(folder):
         with open_safetensors(path) as (header, file):
             for name in file.keys():  # noqa: SIM118 (not a mapping)
-                group = wanted.pop(name, None) or wanted.pop(names.prefix + name, None)
+                own = own_name(name, text_tensors)
+                if own is None:
+                    continue
+                group = wanted.pop(own, None) or wanted.pop(names.prefix + own, None)
                 if group is None:
-                    if not is_ignorable(name, tied, names):
+                    if not is_ignorable(own, tied, names):
                         unexpected.append(name)
                     continue
                 source = file.get_slice(name)
@@ -176,7 +139,14 @@ def target_bytes(target: WeightTarget) -> int:
     return target.destination.numel() * target.destination.element_size()
 
 
-def has_untied_head(folder: Path, names: TensorNames = NAMES) -> bool:
+def own_name(name: str, text_tensors: TextTensors | None) -> str | None:
+    """Return the model's own name of a checkpoint's tensor; None if it is in a part that is not loaded."""
+    return name if text_tensors is None else text_tensors.name_in_text_model(name)
+
+
+def has_untied_head(
+    folder: Path, names: TensorNames = NAMES, text_tensors: TextTensors | None = None
+) -> bool:
     """Return whether a checkpoint contains a head that differs from its embedding.
 
     Raises:
@@ -188,7 +158,9 @@ def has_untied_head(folder: Path, names: TensorNames = NAMES) -> bool:
     places: dict[str, tuple[Path, str]] = {}
     for path in checkpoint_files(folder):
         with open_safetensors(path) as (_, file):
-            places |= {searched[name]: (path, name) for name in searched.keys() & set(file.keys())}
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
+                if (own := own_name(name, text_tensors)) in searched:
+                    places[searched[own]] = (path, name)
     if len(places) < 2:
         return False
     tensors: dict[str, torch.Tensor] = {}
@@ -205,12 +177,7 @@ def check_tensor(path: Path, source: Any, target: WeightTarget) -> None:
     Raises:
         WeightsError: the tensor is not floating-point, or its shape is not that of the target.
     """
-    kind = source.get_dtype()
-    if kind not in FLOATING:
-        raise WeightsError(
-            f"{path}: {target.name} is {kind}: quantized weights are not supported, "
-            "use a checkpoint in bfloat16, float16 or float32"
-        )
+    check_floating(path, target.name, source.get_dtype())
     shape = tuple(source.get_shape())
     if shape != target.shape:
         raise WeightsError(

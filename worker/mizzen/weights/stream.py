@@ -6,9 +6,7 @@ GPU copies one buffer while the thread reads the next block into another buffer.
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -18,6 +16,7 @@ from pathlib import Path
 import torch
 
 from mizzen.layers.weight_target import WeightTarget
+from mizzen.weights.checkpoint_files import read_header
 
 THREADS = 8
 BLOCK = 16 << 20
@@ -25,9 +24,6 @@ BLOCK = 16 << 20
 BUFFERS_PER_THREAD = 2
 """Number of blocks that a thread keeps in flight."""
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-MAX_HEADER_BYTES = 100 << 20
-LFS_POINTER = b"version https://git-lfs."
-"""First bytes of the pointer file that Git LFS leaves instead of a large file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +51,8 @@ class SafetensorsHeader:
             ValueError: the file is a Git LFS pointer, or its header is not valid JSON or too long.
             struct.error: the file is shorter than 8 bytes.
         """
-        with path.open("rb") as file:
-            begin = file.read(len(LFS_POINTER))
-            if begin == LFS_POINTER:
-                raise ValueError("it is only a pointer of Git LFS: fetch the file itself (git lfs pull)")
-            (size,) = struct.unpack("<Q", begin[:8])
-            if size > MAX_HEADER_BYTES:
-                raise ValueError(f"its header has {size} bytes, more than {MAX_HEADER_BYTES}")
-            file.seek(8)
-            self.entries = json.loads(file.read(size))
         self.path = path
-        self.data = 8 + size
+        self.entries, self.data = read_header(path)
 
     def file_range(self, target: WeightTarget) -> FileRange | None:
         """Return the byte range that fills a target, or None if the target cannot be filled by copying bytes.

@@ -30,6 +30,7 @@ from mizzen.core.step_plan import StepPlan
 from mizzen.engine.execution.forward_batch import BatchLayout
 from mizzen.engine.execution.graph_capture import capture_graph
 from mizzen.engine.execution.slot_state import SlotState
+from mizzen.engine.graph_sizes import MAX_GRAPH_TOKENS
 from mizzen.engine.uploader import Uploader
 from mizzen.models.base import DecoderModel
 from mizzen.models.config import ModelConfig
@@ -44,8 +45,6 @@ LAYER_LAUNCH_SECONDS = 0.4e-3
 """Host time in seconds to launch the kernels of one layer; measured on the machine of docs/benchmarks.md."""
 PREFILL_FLOPS = 600e12
 """Floating-point operations per second of prefill; measured on the machine of docs/benchmarks.md."""
-MAX_GRAPH_TOKENS = 4096
-"""Default maximum number of tokens of a captured step; larger graphs would take memory from the KV cache."""
 
 
 def token_sizes(largest: int) -> list[int]:

@@ -29,7 +29,8 @@ from mizzen.engine.grammar.matchers import GrammarMasks
 from mizzen.engine.grammar.pending import GrammarServices
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.loading.host import cpu_count, measure_allocation, reported_device_memory
-from mizzen.engine.loading.memory_budget import MemoryNeed, memory_shortage
+from mizzen.engine.loading.memory_budget import memory_shortage
+from mizzen.engine.loading.memory_need import MemoryNeed
 from mizzen.engine.loading.model_setup import (
     fit_pages_on_ranks,
     fold_checkpoint_kv_scales,

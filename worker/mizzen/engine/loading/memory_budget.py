@@ -5,12 +5,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.execution.prefill_graphs import MAX_GRAPH_TOKENS
 from mizzen.engine.loading.host import DeviceMemory
-from mizzen.models.config import ModelConfig
+from mizzen.engine.loading.memory_need import MemoryNeed
 
 GIB = 1 << 30
 MAX_FREE_MEMORY_DIFFERENCE = 0.10
@@ -19,70 +16,6 @@ MAX_FREE_MEMORY_DIFFERENCE = 0.10
 
 class MemoryShortage(ValueError):
     """Weights, KV cache or steps do not fit into memory; the message names the cause and a remedy."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryNeed:
-    """Bytes that KV and the largest step need on one rank."""
-
-    token_bytes: int
-    """Bytes of one token's KV in all layers."""
-    step_bytes: int
-    """Bytes of the largest step's activations, and of per-slot state."""
-    graph_bytes: int = 0
-    """Bytes of activations that captured graphs hold exclusively."""
-
-    @classmethod
-    def estimate(
-        cls, config: ModelConfig, options: EngineOptions, element: int, kv_element: int | None = None
-    ) -> MemoryNeed:
-        """Estimate the need of a rank from the shape of the model.
-
-        Activations peak in the MLP, where the residual stream, the MLP's input, the gate and up projections
-        and their product exist at once. Top-p sampling without a kernel sorts a row's logits with their
-        indices and sums them in float64, which takes about ten times the size of the row in float32.
-        Penalties need a count per slot and vocabulary token. With several ranks, the logits gathered from
-        all ranks are added.
-
-        Args:
-            config: Shape of the model.
-            options: Engine options.
-            element: Bytes per element of weights and activations.
-            kv_element: Bytes per element of the KV cache; `element` by default.
-        """
-        ranks = options.tensor
-        kv_heads = max(1, config.kv_heads // ranks)
-        width = 3 * config.hidden_size + 4 * config.intermediate_size // ranks
-        heads = (3 * config.heads // ranks + 2 * kv_heads) * config.head_dim
-        tokens = options.prefill_chunk_tokens + options.max_running_requests
-        logits = options.max_running_requests * config.vocab_size * (44 + element * (ranks > 1))
-        rows, captured = max_graph_rows(options), max_graph_tokens(options)
-        return cls(
-            token_bytes=2 * config.layers * kv_heads * config.head_dim * (kv_element or element),
-            step_bytes=tokens * (width + heads) * element + logits,
-            graph_bytes=captured * (width + heads) * element + rows * config.vocab_size * (element + 4),
-        )
-
-    def with_measured_step(self, measured_bytes: int) -> MemoryNeed:
-        """Return this need with `step_bytes` replaced by the measured bytes plus the bytes of graphs."""
-        return replace(self, step_bytes=measured_bytes + self.graph_bytes)
-
-
-def max_graph_rows(options: EngineOptions) -> int:
-    """Return the maximum number of rows of a captured decode step; 0 without graphs."""
-    if options.device != "cuda" or options.cuda_graph == "off":
-        return 0
-    return min(options.cuda_graph_max_batch, options.max_running_requests)
-
-
-def max_graph_tokens(options: EngineOptions) -> int:
-    """Return the maximum number of tokens of a captured step; 0 without graphs.
-
-    It determines the memory of all graphs, because they share one memory pool.
-    """
-    rows = max_graph_rows(options)
-    prompts = MAX_GRAPH_TOKENS if options.cuda_graph_max_tokens is None else options.cuda_graph_max_tokens
-    return max(rows, min(prompts, options.prefill_chunk_tokens + rows)) if rows else 0
 
 
 def fit_kv_pages(options: EngineOptions, context_length: int, need: MemoryNeed, memory: DeviceMemory) -> int:

@@ -20,12 +20,12 @@ from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.step import StepExecutor
 from mizzen.engine.loading.host import device_memory
 from mizzen.engine.loading.memory_budget import (
-    MemoryNeed,
     MemoryShortage,
     fit_kv_pages,
     min_pages_over_ranks,
     rank_memory,
 )
+from mizzen.engine.loading.memory_need import MemoryNeed
 from mizzen.engine.loading.memory_profile import build_largest_plan, measure_step_bytes
 from mizzen.engine.loading.resolve import rank_geometry, resolve_dtype, uses_own_kernels
 from mizzen.layers.context import BuildContext
@@ -57,11 +57,17 @@ def make_model(
         group: Process group of the ranks; None for a single rank.
     """
     fused, dummy = uses_own_kernels(options), options.load_format == "dummy"
+    if config.text_tensors is not None:
+        log.warning(
+            "only the text part of the model is served: images are rejected, and tensors are not loaded "
+            "whose names begin with %s",
+            ", ".join(config.text_tensors.skipped),
+        )
     if (
         config.tie_embeddings
         and config.generates
         and not dummy
-        and has_untied_head(Path(options.model), config.block.names)
+        and has_untied_head(Path(options.model), config.block.names, config.text_tensors)
     ):
         log.warning(
             "lm_head.weight differs from the embedding, so lm_head.weight is used, "
@@ -87,6 +93,7 @@ def make_model(
                 tied=config.tie_embeddings,
                 progress=progress,
                 names=config.block.names,
+                text_tensors=config.text_tensors,
             )
         model.finish()
     return model
@@ -144,7 +151,7 @@ def fold_checkpoint_kv_scales(
     """
     if kv_dtype != torch.float8_e4m3fn or options.load_format == "dummy":
         return ()
-    scales = read_kv_scales(Path(options.model))
+    scales = read_kv_scales(Path(options.model), model.config.text_tensors)
     fold_kv_scales(model.targets(), scales)
     keys = tuple(scales.get(layer, (1.0, 1.0))[0] for layer in range(model.config.layers))
     return keys if any(scale != 1 for scale in keys) else ()

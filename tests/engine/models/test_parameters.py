@@ -1,0 +1,44 @@
+"""Parameters are counted as the engine and Transformers hold them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from family_twins import TWINS
+from mizzen.layers.context import BuildContext
+from mizzen.layers.sharding import Axis, Mesh, check_shardable
+from mizzen.models.base import DecoderModel
+from mizzen.models.config import ModelConfig
+from mizzen.models.parameters import count_parameters
+from mizzen.models.registry import read_config
+
+
+def loaded_by_rank(config: ModelConfig, ranks: int) -> int:
+    """Return the number of elements that rank 0 loads."""
+    communicator: Any = SimpleNamespace(rank=0, size=ranks)
+    build = BuildContext(
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        mesh=Mesh(Axis(0, ranks)),
+        collectives=communicator,
+    )
+    return sum(target.destination.numel() for target in DecoderModel(build, config).targets())
+
+
+@pytest.mark.parametrize("twin", TWINS)
+def test_parameters_equal_those_of_each_rank(twin: str, kit: SimpleNamespace, tmp_path: Path) -> None:
+    model = kit.save_twin(tmp_path, twin)
+    config = read_config(tmp_path)
+    if twin != "apertus":  # Transformers counts two of the four parameters of its activation as buffers
+        assert count_parameters(config) == sum(weights.numel() for weights in model.parameters())
+    for ranks in (1, 2, 3, 4):
+        try:
+            check_shardable(config, ranks)
+        except ValueError:
+            continue
+        assert count_parameters(config, ranks) == loaded_by_rank(config, ranks)

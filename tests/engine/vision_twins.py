@@ -1,0 +1,74 @@
+"""Tiny random twins of models for images, whose text parts are served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from family_twins import SMALL, YARN
+
+SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+PIXTRAL = {**SIGLIP, "model_type": "pixtral", "head_dim": 8}
+QWEN = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+MINISTRAL3 = {**YARN, "llama_4_scaling_beta": 0.1}
+
+VISION_TWINS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "cohere2-vision": (
+        "Cohere2Vision",
+        {"model_type": "cohere2", "num_hidden_layers": 4, "sliding_window": 9, "logit_scale": 4.0},
+        SIGLIP,
+        {"alignment_intermediate_size": 16},
+    ),
+    "gemma3": (
+        "Gemma3",
+        {"num_hidden_layers": 7, "sliding_window": 9, "query_pre_attn_scalar": 12},
+        SIGLIP,
+        {"mm_tokens_per_image": 4},
+    ),
+    "mistral3": ("Mistral3", {"model_type": "mistral", "sliding_window": None}, PIXTRAL, {}),
+    "ministral3": (
+        "Mistral3",
+        {"model_type": "ministral3", "rope_parameters": MINISTRAL3},
+        PIXTRAL,
+        {"tie_word_embeddings": False},
+    ),
+    "qwen2-vl": ("Qwen2VL", {"rope_parameters": MROPE}, {**QWEN, "embed_dim": 16, "hidden_size": 32}, {}),
+    "qwen2.5-vl": ("Qwen2_5_VL", {"rope_parameters": MROPE}, {**QWEN, "fullatt_block_indexes": [0]}, {}),
+    "qwen3-vl": (
+        "Qwen3VL",
+        {"rope_parameters": {**MROPE, "mrope_section": [2, 1, 1]}},
+        {**QWEN, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+        {"tie_word_embeddings": True},
+    ),
+}
+"""Name of a twin: the prefix of Transformers' classes, the fields of the text part that differ from a small
+Llama's, those of the tower for images, and those of the whole model."""
+
+
+def save_vision_twin(folder: Path, name: str) -> Any:
+    """Save a seeded random twin to a folder in float32; return the Transformers model."""
+    prefix, text, tower, whole = VISION_TWINS[name]
+    config = getattr(transformers, f"{prefix}Config")(
+        text_config={**SMALL, **text}, vision_config=tower, **whole
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config).float().eval()
+    with torch.no_grad():
+        for parameter, weights in model.named_parameters():
+            plus_one = prefix == "Gemma3"
+            is_norm = "norm" in parameter
+            weights.normal_(1.0 if is_norm and not plus_one else 0.0, 0.25)
+    model.save_pretrained(folder)
+    return model

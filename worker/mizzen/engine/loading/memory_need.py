@@ -1,0 +1,59 @@
+"""Memory that the KV cache and the largest step need, estimated from the shape of a model.
+
+Importing this module does not import torch: `mizzen inspect` uses it too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.graph_sizes import max_graph_rows, max_graph_tokens
+from mizzen.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeed:
+    """Bytes that KV and the largest step need on one rank."""
+
+    token_bytes: int
+    """Bytes of one token's KV in all layers."""
+    step_bytes: int
+    """Bytes of the largest step's activations, and of per-slot state."""
+    graph_bytes: int = 0
+    """Bytes of activations that captured graphs hold exclusively."""
+
+    @classmethod
+    def estimate(
+        cls, config: ModelConfig, options: EngineOptions, element: int, kv_element: int | None = None
+    ) -> MemoryNeed:
+        """Estimate the need of a rank from the shape of the model.
+
+        Activations peak in the MLP, where the residual stream, the MLP's input, the gate and up projections
+        and their product exist at once. Top-p sampling without a kernel sorts a row's logits with their
+        indices and sums them in float64, which takes about ten times the size of the row in float32.
+        Penalties need a count per slot and vocabulary token. With several ranks, the logits gathered from
+        all ranks are added.
+
+        Args:
+            config: Shape of the model.
+            options: Engine options.
+            element: Bytes per element of weights and activations.
+            kv_element: Bytes per element of the KV cache; `element` by default.
+        """
+        ranks = options.tensor
+        kv_heads = max(1, config.kv_heads // ranks)
+        width = 3 * config.hidden_size + 4 * config.intermediate_size // ranks
+        heads = (3 * config.heads // ranks + 2 * kv_heads) * config.head_dim
+        tokens = options.prefill_chunk_tokens + options.max_running_requests
+        logits = options.max_running_requests * config.vocab_size * (44 + element * (ranks > 1))
+        rows, captured = max_graph_rows(options), max_graph_tokens(options)
+        return cls(
+            token_bytes=2 * config.layers * kv_heads * config.head_dim * (kv_element or element),
+            step_bytes=tokens * (width + heads) * element + logits,
+            graph_bytes=captured * (width + heads) * element + rows * config.vocab_size * (element + 4),
+        )
+
+    def with_measured_step(self, measured_bytes: int) -> MemoryNeed:
+        """Return this need with `step_bytes` replaced by the measured bytes plus the bytes of graphs."""
+        return replace(self, step_bytes=measured_bytes + self.graph_bytes)

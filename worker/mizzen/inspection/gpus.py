@@ -1,0 +1,37 @@
+"""Memory of common GPUs, by the names that `mizzen inspect --gpu` accepts."""
+
+from __future__ import annotations
+
+import re
+
+GIB = 1 << 30
+GPUS: dict[str, float] = {
+    "a10": 22.0,
+    "a100": 79.2,
+    "a100-40gb": 39.4,
+    "b200": 178.3,
+    "h100": 79.1,
+    "h200": 139.8,
+    "l4": 22.0,
+    "l40s": 44.4,
+    "rtx-4090": 23.5,
+    "rtx-5090": 31.3,
+    "rtx-a6000": 47.4,
+}
+"""Memory in GiB that CUDA reports for a GPU: a little less than its nominal size."""
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:gib?|g)?", re.IGNORECASE)
+
+
+def gpu_bytes(name: str) -> int:
+    """Return the memory of a GPU in bytes; `name` is a key of `GPUS`, or a size in GiB such as "24GiB".
+
+    Raises:
+        ValueError: the name is unknown, and not a size.
+    """
+    key = name.strip().lower().replace("_", "-").removeprefix("nvidia-")
+    if key in GPUS:
+        return int(GPUS[key] * GIB)
+    match = _SIZE.fullmatch(key)
+    if match is None or not float(match[1]):
+        raise ValueError(f"must be a size in GiB, such as 24, or one of {', '.join(GPUS)}, not {name!r}")
+    return int(float(match[1]) * GIB)

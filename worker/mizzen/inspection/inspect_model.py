@@ -1,0 +1,194 @@
+"""Inspects a model: which implementation serves it, and which memory it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.loading.validate import check_model, resolve_precision
+from mizzen.inspection.implementations import choose_implementation
+from mizzen.inspection.memory import (
+    MemoryFit,
+    fit_memory,
+    kv_bytes_per_token,
+    kv_element_bytes,
+    rank_weight_bytes,
+)
+from mizzen.inspection.model_files import ModelFiles
+from mizzen.layers.sharding import SUGGESTED_SIZES, check_shardable
+from mizzen.models.config import ModelConfig
+from mizzen.models.features import list_features
+from mizzen.models.hf_fields import ConfigError, Fields
+from mizzen.models.model_families import find_family
+from mizzen.models.parameters import count_parameters
+
+
+class TensorSize(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """A number of GPUs that may share the model: whether it is possible, and otherwise the reason."""
+
+    tensor: int
+    possible: bool
+    reason: str = ""
+    weight_bytes: int = 0
+    kv_bytes_per_token: int = 0
+
+
+class AttentionLayers(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """Layers with the same kind of attention; a sliding window of None tokens stands for full attention."""
+
+    count: int
+    window: int | None
+    kv_bytes_per_token: int
+
+
+class Inspection(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """Result of an inspection; its fields are the JSON members that `mizzen inspect --json` prints.
+
+    Attributes:
+        model: folder, file or source that the user named.
+        architectures: `architectures` of config.json.
+        family: family of the architecture; empty if it is unknown.
+        implementation: "native" for the engine's own implementation, or "none".
+        served: whether the engine serves the model.
+        reason: why it does not, and what would work; empty if the model is served.
+        text_only: whether only the text part of the model is served.
+        generates: whether the model generates text; otherwise it only computes embeddings.
+        features: what differs from a Llama.
+        parameters: number of parameters that are loaded.
+        dtype: data type of the weights in memory.
+        weight_bytes: bytes of all weights in memory.
+        file_bytes: bytes of the safetensors files; None without such files.
+        kv_bytes_per_token: bytes of the KV of one token in all layers.
+        layers: kinds of layers.
+        context_length: maximum number of prompt and output tokens of a request.
+        tensor_sizes: numbers of GPUs that may share the model.
+        gpu: name of the GPU; empty if none was named.
+        memory_fits: contexts that fit on GPUs of this kind.
+    """
+
+    model: str
+    architectures: tuple[str, ...] = ()
+    family: str = ""
+    implementation: str = "none"
+    served: bool = False
+    reason: str = ""
+    text_only: bool = False
+    generates: bool = True
+    features: tuple[str, ...] = ()
+    parameters: int = 0
+    dtype: str = ""
+    weight_bytes: int = 0
+    file_bytes: int | None = None
+    kv_bytes_per_token: int = 0
+    layers: tuple[AttentionLayers, ...] = ()
+    context_length: int = 0
+    tensor_sizes: tuple[TensorSize, ...] = ()
+    gpu: str = ""
+    memory_fits: tuple[MemoryFit, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether the model fits on at least one of the numbers of GPUs, or no GPU was named."""
+        return not self.gpu or any(fit.fits for fit in self.memory_fits)
+
+
+def inspect_model(
+    files: ModelFiles,
+    options: EngineOptions,
+    *,
+    tensors: Sequence[int] = SUGGESTED_SIZES,
+    gpu: str = "",
+    memory: int = 0,
+) -> Inspection:
+    """Inspect a model.
+
+    Args:
+        files: Files of the model.
+        options: Options of the engine; the numbers of GPUs in `tensors` replace its number.
+        tensors: Numbers of GPUs that may share the model.
+        gpu: Name of the GPU; empty for none.
+        memory: Memory of one GPU in bytes.
+
+    Raises:
+        ValueError: The model does not support one of the options; the message names it.
+    """
+    fields = files.fields
+    names = read_names(fields)
+    family = next((found.name for name in names if (found := find_family(name)) is not None), "")
+    result = Inspection(
+        model=files.name,
+        architectures=names,
+        family=family,
+        file_bytes=files.weights.size if files.weights else None,
+    )
+    if fields is None:
+        return msgspec.structs.replace(result, reason=files.problem)
+    try:
+        implementation, config = choose_implementation(fields)
+    except ConfigError as error:
+        return msgspec.structs.replace(result, reason=str(error))
+    problem = files.problem
+    if not problem and files.weights:
+        problem = files.weights.find_problem(files.name, config.text_tensors)
+    if problem:
+        return msgspec.structs.replace(result, reason=problem)
+    check_model(replace(options, tensor=1), config)
+    sizes = tuple(tensor_size(config, options, tensor) for tensor in tensors)
+    return msgspec.structs.replace(
+        result,
+        implementation=implementation,
+        served=True,
+        text_only=config.text_tensors is not None,
+        generates=config.generates,
+        features=list_features(config),
+        parameters=count_parameters(config),
+        dtype=resolve_precision(options, config),
+        weight_bytes=rank_weight_bytes(config, options, 1),
+        kv_bytes_per_token=kv_bytes_per_token(config, kv_element_bytes(config, options)),
+        layers=list_layers(config, options),
+        context_length=config.context_length,
+        tensor_sizes=sizes,
+        gpu=gpu,
+        memory_fits=tuple(
+            fit_memory(config, replace(options, tensor=size.tensor), memory, gpu, options.context_length)
+            for size in sizes
+            if gpu and size.possible
+        ),
+    )
+
+
+def read_names(fields: Fields | None) -> tuple[str, ...]:
+    """Return the architectures that config.json lists; other values than names are left out."""
+    names = fields.values.get("architectures") if fields else None
+    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
+
+
+def tensor_size(config: ModelConfig, options: EngineOptions, tensor: int) -> TensorSize:
+    """Return whether `tensor` GPUs can share a model, and what each of them holds."""
+    try:
+        check_shardable(config, tensor)
+    except ValueError as error:
+        return TensorSize(tensor=tensor, possible=False, reason=str(error))
+    return TensorSize(
+        tensor=tensor,
+        possible=True,
+        weight_bytes=rank_weight_bytes(config, options, tensor),
+        kv_bytes_per_token=kv_bytes_per_token(config, kv_element_bytes(config, options), tensor),
+    )
+
+
+def list_layers(config: ModelConfig, options: EngineOptions) -> tuple[AttentionLayers, ...]:
+    """Return the layers of a model with full attention, and those with each sliding window."""
+    windows = sorted(set(config.windows), key=lambda window: window or 0)
+    one_layer = kv_bytes_per_token(config, kv_element_bytes(config, options)) // config.layers
+    return tuple(
+        AttentionLayers(
+            count=config.windows.count(window),
+            window=window,
+            kv_bytes_per_token=config.windows.count(window) * one_layer,
+        )
+        for window in windows
+    )

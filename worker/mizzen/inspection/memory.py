@@ -1,0 +1,135 @@
+"""Computes which contexts fit into the memory of GPUs, with the engine's own estimate of a step."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.loading.memory_need import MemoryNeed
+from mizzen.engine.loading.validate import resolve_precision
+from mizzen.inspection.gpus import GIB
+from mizzen.models.config import ModelConfig
+from mizzen.models.parameters import count_parameters
+
+ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+RESERVED_BYTES = 256 << 20
+"""Minimum number of bytes that every rank needs in addition to its weights, for CUDA and a step."""
+MORE_GPUS = "use more GPUs (--tensor) or GPUs with more memory"
+
+
+class MemoryFit(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """Memory of one GPU of a group, in bytes, and the KV cache that fits.
+
+    Attributes:
+        tensor: number of GPUs that share the model.
+        weight_bytes: weights of one rank.
+        step_bytes: estimate of the largest step of one rank, with its CUDA graphs and the CUDA context.
+        kv_bytes: KV cache of one rank; 0 if none fits.
+        kv_tokens: tokens that fit into the KV cache.
+        longest_request: maximum number of prompt and output tokens of one request.
+        full_requests: number of requests with the full context that fit together.
+        fits: whether the engine can start.
+        message: needed and available memory, with a remedy if the model does not fit.
+    """
+
+    tensor: int
+    weight_bytes: int
+    step_bytes: int
+    kv_bytes: int
+    kv_tokens: int
+    longest_request: int
+    full_requests: int
+    fits: bool
+    message: str
+
+
+def kv_element_bytes(config: ModelConfig, options: EngineOptions) -> int:
+    """Return the number of bytes of an element of the KV cache."""
+    return 1 if options.kv_cache_dtype == "fp8" else ELEMENT_BYTES[resolve_precision(options, config)]
+
+
+def kv_bytes_per_token(config: ModelConfig, element: int, ranks: int = 1) -> int:
+    """Return the bytes of one token's KV on one rank, with `element` bytes an element.
+
+    Layers with a sliding window keep the keys and values of all tokens, like the others.
+    """
+    return 2 * config.layers * max(1, config.kv_heads // ranks) * config.head_dim * element
+
+
+def rank_weight_bytes(config: ModelConfig, options: EngineOptions, ranks: int) -> int:
+    """Return the bytes of the weights that one of `ranks` ranks holds."""
+    return count_parameters(config, ranks) * ELEMENT_BYTES[resolve_precision(options, config)]
+
+
+def describe_need(parameters: str, tensor: int, needed: float, available: float, share: str) -> str:
+    """Return the sentence about the memory of each GPU; `share` names the part that the engine may use."""
+    gpus = f"{tensor} GPU" if tensor == 1 else f"{tensor} GPUs"
+    return (
+        f"{parameters} parameters on {gpus} need at least {format_gib(needed)} of each, and may use "
+        f"{format_gib(available)}: {share}"
+    )
+
+
+def fit_memory(
+    config: ModelConfig, options: EngineOptions, memory: int, name: str, context: int | None = None
+) -> MemoryFit:
+    """Return the contexts that fit if `options.tensor` GPUs share a model.
+
+    Args:
+        config: Configuration of the model, which can be sharded over these GPUs.
+        options: Options of the engine.
+        memory: Memory of one GPU in bytes.
+        name: Name of this memory for the message, such as "80 GiB".
+        context: Wanted number of prompt and output tokens of a request; the model's limit by default.
+    """
+    ranks = options.tensor
+    element = ELEMENT_BYTES[resolve_precision(options, config)]
+    weights = rank_weight_bytes(config, options, ranks)
+    need = MemoryNeed.estimate(config, options, element, kv_element_bytes(config, options))
+    step = need.step_bytes + need.graph_bytes + RESERVED_BYTES
+    available = int(memory * options.memory_fraction)
+    page_bytes = options.page_size * need.token_bytes
+    pages = max(0, available - weights - step) // page_bytes
+    tokens = pages * options.page_size
+    limit = context or config.context_length
+    share = f"{options.memory_fraction} of {name}"
+    message = describe_need(
+        format_count(count_parameters(config)), ranks, weights + RESERVED_BYTES, available, share
+    )
+    fits = tokens >= limit if context else tokens >= 2
+    if weights + RESERVED_BYTES > available:
+        message = f"{message}; {MORE_GPUS}"
+    elif tokens < 2:
+        message = (
+            f"{message}; a step needs {format_gib(step)} of it, so that no memory is left for the KV cache: "
+            f"{MORE_GPUS}, or lower --prefill-chunk-tokens or --max-running-requests"
+        )
+    elif tokens < limit:
+        message = (
+            f"{message}; the KV cache holds {tokens:,} tokens, less than one request of {limit:,} tokens"
+            + (f": {MORE_GPUS}, or lower --context-length" if context else "")
+        )
+    return MemoryFit(
+        tensor=ranks,
+        weight_bytes=weights,
+        step_bytes=step,
+        kv_bytes=pages * page_bytes,
+        kv_tokens=tokens,
+        longest_request=min(tokens, limit),
+        full_requests=tokens // limit,
+        fits=fits,
+        message=message,
+    )
+
+
+def format_gib(size: float) -> str:
+    """Format a number of bytes in GiB."""
+    return f"{size / GIB:.1f} GiB"
+
+
+def format_count(count: int) -> str:
+    """Format a number of parameters, such as 8.2B or 494M."""
+    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6)):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)

@@ -1,0 +1,167 @@
+"""Files of a model as `mizzen inspect` sees them: config.json, and sizes of the weights."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mizzen.models.hf_fields import ConfigError, Fields
+from mizzen.models.text_tensors import TextTensors
+from mizzen.weights.checkpoint_files import (
+    INDEX,
+    SINGLE,
+    WeightsError,
+    check_floating,
+    checkpoint_files,
+    read_header,
+)
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+ORIGINAL = "use the original checkpoint, with safetensors, from which the file was made"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFiles:
+    """Weights in safetensors files.
+
+    Attributes:
+        size: bytes of all files.
+        tensors: data type of each tensor, as safetensors names it; empty if no header was read.
+    """
+
+    size: int
+    tensors: Mapping[str, str]
+
+    def find_problem(self, name: str, text_tensors: TextTensors | None) -> str:
+        """Return why the tensors of the model `name` cannot be loaded; empty if nothing speaks against it.
+
+        With `text_tensors`, only the tensors of the text part count.
+        """
+        for tensor, kind in self.tensors.items():
+            if text_tensors is None or text_tensors.name_in_text_model(tensor):
+                try:
+                    check_floating(Path(name), tensor, kind)
+                except WeightsError as error:
+                    return str(error)
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """Files of a model.
+
+    Attributes:
+        name: folder, file or source that the user named.
+        fields: fields of config.json; None if there is no such file.
+        weights: weights in safetensors files; None without such files.
+        problem: reason why the files cannot be loaded, and a remedy; empty if there is no such reason.
+    """
+
+    name: str
+    fields: Fields | None
+    weights: WeightFiles | None = None
+    problem: str = ""
+
+
+def read_config_file(path: Path) -> ModelFiles:
+    """Read a file with the content of a config.json.
+
+    Raises:
+        ConfigError: the file cannot be read, or does not contain a JSON object.
+    """
+    return ModelFiles(name=str(path), fields=Fields.load(path.parent, path.name))
+
+
+def read_folder(folder: Path) -> ModelFiles:
+    """Read config.json of a folder, and the headers of its safetensors files.
+
+    Raises:
+        ConfigError: config.json is missing, although the folder has no GGUF file, or cannot be read.
+    """
+    names = [path.name for path in folder.iterdir()]
+    problem = find_format_problem(names)
+    if "config.json" not in names and problem:
+        return ModelFiles(name=str(folder), fields=None, problem=problem)
+    fields = Fields.load(folder)
+    if problem or not any(name in (INDEX, SINGLE) for name in names):
+        return ModelFiles(name=str(folder), fields=fields, problem=problem)
+    try:
+        weights = read_weight_files(folder)
+    except WeightsError as error:
+        return ModelFiles(name=str(folder), fields=fields, problem=str(error))
+    return ModelFiles(name=str(folder), fields=fields, weights=weights)
+
+
+def read_weight_files(folder: Path) -> WeightFiles:
+    """Read the headers of the safetensors files of a folder.
+
+    Raises:
+        WeightsError: a file is missing or cannot be read.
+    """
+    tensors: dict[str, str] = {}
+    size = 0
+    for path in checkpoint_files(folder):
+        try:
+            entries, _ = read_header(path)
+            size += path.stat().st_size
+            found = {name: entry["dtype"] for name, entry in entries.items() if name != "__metadata__"}
+        except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
+            raise WeightsError(f"{path} cannot be read: {error}") from error
+        tensors |= found
+    return WeightFiles(size=size, tensors=tensors)
+
+
+def read_listing(name: str, sizes: Mapping[str, int], contents: Mapping[str, bytes]) -> ModelFiles:
+    """Read the files of a remote model.
+
+    Args:
+        name: source of the model.
+        sizes: size in bytes of each file of the model, by its path.
+        contents: content of config.json, if there is one.
+
+    Raises:
+        ConfigError: config.json is missing, although the model has no GGUF file, or is not a JSON object.
+    """
+    problem = find_format_problem(sizes)
+    if "config.json" not in contents:
+        if problem:
+            return ModelFiles(name=name, fields=None, problem=problem)
+        raise ConfigError(f"{name} has no config.json: name the repository or folder of a model")
+    try:
+        values: Any = json.loads(contents["config.json"])
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"config.json of {name} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"config.json of {name} must contain a JSON object")
+    size = sum(count for path, count in sizes.items() if is_weight_file(path))
+    weights = WeightFiles(size=size, tensors={}) if size else None
+    return ModelFiles(name=name, fields=Fields(values), weights=weights, problem=problem)
+
+
+def is_weight_file(path: str) -> bool:
+    """Return whether a path is that of a safetensors file which the engine reads."""
+    return "/" not in path and path.startswith("model") and path.endswith(".safetensors")
+
+
+def find_format_problem(names: Iterable[str]) -> str:
+    """Return why the files of a model have the wrong format for weights; empty if they may be right."""
+    files = sorted(names)
+    if any(name.endswith(".safetensors") for name in files):
+        return ""
+    if gguf := next((name for name in files if name.endswith(".gguf")), ""):
+        return explain_gguf(gguf)
+    if pickle := next((name for name in files if name.endswith(PICKLES)), ""):
+        return (
+            f"{pickle} is a pickle, which may contain code and is never loaded: convert the weights to "
+            "safetensors with save_pretrained of Transformers"
+        )
+    return ""
+
+
+def explain_gguf(name: str) -> str:
+    """Return why a GGUF file is not served, and a remedy."""
+    return f"{name} is in the GGUF format, which is not supported: {ORIGINAL}"

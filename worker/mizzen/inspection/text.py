@@ -1,0 +1,80 @@
+"""Formats an inspection as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from mizzen.inspection.inspect_model import AttentionLayers, Inspection
+from mizzen.inspection.memory import format_count, format_gib
+
+NAME_WIDTH = 14
+
+
+def format_inspection(result: Inspection) -> str:
+    """Return the lines that `mizzen inspect` prints."""
+    return "\n".join(_lines(result))
+
+
+def _lines(result: Inspection) -> Iterator[str]:
+    if not result.served:
+        yield f"{result.model}: not served"
+        yield from _row("architecture", ", ".join(result.architectures))
+        yield from _row("reason", result.reason)
+        return
+    part = ", text only: images are rejected" if result.text_only else ""
+    yield f"{result.model}: served by the {result.implementation} implementation{part}"
+    yield from _row("architecture", f"{', '.join(result.architectures)} ({result.family})")
+    yield from _row("task", "text generation" if result.generates else "embeddings")
+    yield from _row("features", "; ".join(result.features))
+    yield from _row("parameters", f"{format_count(result.parameters)} ({result.parameters:,})")
+    files = "no files found, computed from config.json"
+    if result.file_bytes is not None:
+        files = f"{format_gib(result.file_bytes)} of safetensors files"
+    yield from _row("weights", f"{format_gib(result.weight_bytes)} in {result.dtype} ({files})")
+    yield from _row("layers", ", ".join(_describe_layers(layers) for layers in result.layers))
+    yield from _row("KV cache", f"{result.kv_bytes_per_token / 1024:,.4g} KiB a token")
+    yield from _row("context", f"{result.context_length:,} tokens")
+    possible = [str(size.tensor) for size in result.tensor_sizes if size.possible]
+    yield from _row("--tensor", ", ".join(possible) or "none of the wanted numbers")
+    for size in result.tensor_sizes:
+        if not size.possible:
+            yield from _row("", f"not {size.tensor}: {size.reason}")
+    if result.gpu:
+        yield ""
+        yield from _fit_table(result)
+
+
+def _row(name: str, value: str) -> Iterator[str]:
+    if value:
+        yield f"  {name:{NAME_WIDTH}}{value}"
+
+
+def _describe_layers(layers: AttentionLayers) -> str:
+    window = f"a window of {layers.window:,} tokens" if layers.window else "full attention"
+    return f"{layers.count} with {window}"
+
+
+def _fit_table(result: Inspection) -> Iterator[str]:
+    yield f"on {result.gpu}, for each GPU:"
+    heads = ("--tensor", "weights", "KV cache", "KV tokens", "longest request", "requests of full length")
+    rows = [
+        (
+            str(fit.tensor),
+            format_gib(fit.weight_bytes),
+            format_gib(fit.kv_bytes),
+            f"{fit.kv_tokens:,}",
+            f"{fit.longest_request:,}",
+            f"{fit.full_requests:,}",
+        )
+        for fit in result.memory_fits
+    ]
+    widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
+    for row in (heads, *rows):
+        yield "  " + _join(row, widths)
+    for fit in result.memory_fits:
+        if not fit.fits:
+            yield f"  does not fit with --tensor {fit.tensor}: {fit.message}"
+
+
+def _join(texts: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(text.rjust(width) for text, width in zip(texts, widths, strict=True))

@@ -1,0 +1,119 @@
+"""The model families that are served, with the config reader of each architecture.
+
+`scripts/reference.py` generates the table of docs/models.md from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from mizzen.models.config import ModelConfig
+from mizzen.models.families import (
+    apertus,
+    cohere,
+    ernie,
+    exaone4,
+    gemma,
+    glm,
+    granite,
+    hunyuan,
+    llama,
+    mistral,
+    nemotron,
+    olmo,
+    phi3,
+    qwen2,
+    qwen3,
+    seed_oss,
+    smollm3,
+    starcoder2,
+)
+from mizzen.models.hf_fields import Fields
+
+ConfigReader = Callable[[Fields], ModelConfig]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family of models.
+
+    Attributes:
+        name: name of the family.
+        examples: models of the family, for the documentation.
+        readers: config reader for each name that config.json may list under `architectures`.
+        text_parts: architectures for images whose text part is of this family.
+    """
+
+    name: str
+    examples: str
+    readers: Mapping[str, ConfigReader]
+    text_parts: tuple[str, ...] = field(default=())
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family("Apertus", "Apertus 8B and 70B", {apertus.ARCHITECTURE: apertus.parse_config}),
+    Family(
+        "Command",
+        "Command R and R+; Command R7B, Command A and Command A Vision",
+        {cohere.COHERE: cohere.parse_cohere, cohere.COHERE2: cohere.parse_cohere2},
+        ("Cohere2VisionForConditionalGeneration",),
+    ),
+    Family("ERNIE 4.5", "ERNIE 4.5 0.3B", {ernie.ARCHITECTURE: ernie.parse_config}),
+    Family("EXAONE 4.0", "EXAONE 4.0 1.2B and 32B", {exaone4.ARCHITECTURE: exaone4.parse_config}),
+    Family(
+        "Gemma",
+        "Gemma 2; Gemma 3 from 270M to 27B",
+        {gemma.GEMMA2: gemma.parse_gemma2, gemma.GEMMA3: gemma.parse_gemma3},
+        ("Gemma3ForConditionalGeneration",),
+    ),
+    Family(
+        "GLM-4",
+        "GLM-4 9B; GLM-4-0414 9B and 32B",
+        {glm.GLM: glm.parse_glm, glm.GLM4: glm.parse_glm4},
+    ),
+    Family(
+        "Granite",
+        "Granite 3 and the dense models of Granite 4",
+        {granite.ARCHITECTURE: granite.parse_config},
+    ),
+    Family("Hunyuan", "Hunyuan 0.5B to 7B", {hunyuan.ARCHITECTURE: hunyuan.parse_config}),
+    Family(
+        "Llama",
+        "Llama 2 to 3.3, and models with the same architecture",
+        {llama.ARCHITECTURE: llama.parse_config},
+    ),
+    Family(
+        "Mistral",
+        "Mistral 7B, Nemo, Small 3.1 and 3.2; Ministral 3",
+        {mistral.ARCHITECTURE: mistral.parse_config, mistral.MINISTRAL3: mistral.parse_ministral3},
+        ("Mistral3ForConditionalGeneration",),
+    ),
+    Family("Nemotron", "Nemotron 4 and Minitron", {nemotron.ARCHITECTURE: nemotron.parse_config}),
+    Family("OLMo", "OLMo 2; OLMo 3", {olmo.OLMO2: olmo.parse_olmo2, olmo.OLMO3: olmo.parse_olmo3}),
+    Family("Phi", "Phi-3, Phi-3.5, Phi-4 and Phi-4-mini", {phi3.ARCHITECTURE: phi3.parse_config}),
+    Family(
+        "Qwen2",
+        "Qwen2, Qwen2.5, QwQ, and their distillations; Qwen2-VL and Qwen2.5-VL",
+        {qwen2.ARCHITECTURE: qwen2.parse_config},
+        ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
+    ),
+    Family(
+        "Qwen3",
+        "Qwen3 from 0.6B to 32B; the dense models of Qwen3-VL",
+        {qwen3.ARCHITECTURE: qwen3.parse_config},
+        ("Qwen3VLForConditionalGeneration",),
+    ),
+    Family("Seed-OSS", "Seed-OSS 36B", {seed_oss.ARCHITECTURE: seed_oss.parse_config}),
+    Family("SmolLM3", "SmolLM3 3B", {smollm3.ARCHITECTURE: smollm3.parse_config}),
+    Family("StarCoder2", "StarCoder2 3B to 15B", {starcoder2.ARCHITECTURE: starcoder2.parse_config}),
+)
+"""Families in the order of the documentation."""
+
+
+def find_family(architecture: str) -> Family | None:
+    """Return the family of an architecture, which may lack the output head or be one for images."""
+    name = architecture
+    if name.endswith("Model"):
+        name = f"{name.removesuffix('Model')}ForCausalLM"
+    return next((f for f in FAMILIES if name in f.readers or architecture in f.text_parts), None)

@@ -1,0 +1,45 @@
+"""Counts a model's parameters from its configuration. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+from mizzen.layers.sharding import Axis
+from mizzen.models.block import Activation, BlockConfig, NormPlacement, QKNorm
+from mizzen.models.config import ModelConfig
+
+NORMS_PER_LAYER = {
+    NormPlacement.PRE: 2,
+    NormPlacement.POST: 2,
+    NormPlacement.SANDWICH: 4,
+    NormPlacement.PARALLEL: 1,
+}
+XIELU_PARAMETERS = 4
+
+
+def count_parameters(config: ModelConfig, ranks: int = 1) -> int:
+    """Return the number of parameters that rank 0 of `ranks` ranks holds; with one rank, all of the model.
+
+    The sizes of the model must be divisible as `check_shardable` requires.
+    """
+    hidden, block = config.hidden_size, config.block
+    heads, kv_heads = config.heads // ranks, max(1, config.kv_heads // ranks)
+    query, key_value = heads * config.head_dim, kv_heads * config.head_dim
+    qkv = query + 2 * key_value
+    attention = (hidden + config.qkv_bias) * qkv + hidden * (query + config.output_bias)
+    inner = config.intermediate_size // ranks
+    inputs = len(block.names.gate_up)
+    mlp = inputs * inner * (hidden + config.mlp_bias) + hidden * (inner + config.mlp_bias)
+    if block.activation is Activation.XIELU:
+        mlp += XIELU_PARAMETERS
+    norm = hidden * (1 + block.norm_bias)
+    layer = attention + mlp + norm * NORMS_PER_LAYER[block.placement]
+    layer += count_qk_norm(block, config.head_dim, query + key_value)
+    rows, _ = Axis(0, ranks).vocabulary_shard(config.vocab_size)
+    tables = 1 if config.tie_embeddings else 2
+    return config.layers * layer + norm + tables * hidden * rows
+
+
+def count_qk_norm(block: BlockConfig, head_dim: int, width: int) -> int:
+    """Return the number of parameters of the norms of a layer's queries and keys, with `width` elements."""
+    if block.qk_norm is None:
+        return 0
+    return 2 * head_dim if block.qk_norm is QKNorm.HEAD else width
