@@ -72,6 +72,16 @@ TOOL_PARSERS = {
     "Qwen3Coder": "qwen3-coder",
     "Llama3": "llama3",
     "Mistral": "mistral",
+    "Granite": "granite",
+    "Phi4Mini": "phi4-mini",
+    "Cohere": "cohere",
+    "CommandR": "command-r",
+    "Hunyuan": "hunyuan",
+    "GLM4": "glm4",
+    "GLM45": "glm45",
+    "SeedOSS": "seed-oss",
+    "OLMo3": "olmo3",
+    "Pythonic": "pythonic",
 }
 REASONING_PARSERS = {
     "Auto": "auto",
@@ -79,6 +89,11 @@ REASONING_PARSERS = {
     "Qwen3": "qwen3",
     "DeepSeekR1": "deepseek-r1",
     "Magistral": "magistral",
+    "Granite": "granite",
+    "Granite32": "granite32",
+    "Hunyuan": "hunyuan",
+    "Cohere": "cohere",
+    "SeedOSS": "seed-oss",
 }
 _COPIED_FIELDS = ("affinity", "nodeSelector", "priorityClassName")
 """Fields of `spec.gateway.podTemplate` that are copied into the pod's spec unchanged."""

@@ -9,8 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mizzen.core.sampling_params import Grammar, GrammarKind
-from mizzen.gateway.reasoning.families import DEEPSEEK, MAGISTRAL, QWEN, ReasoningFamily, grammar_format
+from mizzen.gateway.reasoning.families import (
+    COHERE,
+    DEEPSEEK,
+    FAMILIES,
+    GRANITE,
+    GRANITE_32,
+    HUNYUAN,
+    MAGISTRAL,
+    QWEN,
+    SEED,
+    ReasoningFamily,
+    detect_reasoning_family,
+    grammar_format,
+)
 from mizzen.gateway.requests.output import OutputDelta
+from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.gateway.tools.families import HERMES
 from mizzen.gateway.tools.parsed_output import ParsedOutput
 
@@ -28,31 +42,35 @@ def parse(family: ReasoningFamily, pieces: Sequence[str], prompt: str = "") -> t
     return "".join(reasoning for reasoning, _ in deltas), "".join(content for _, content in deltas)
 
 
-@pytest.mark.parametrize("family", [QWEN, DEEPSEEK, MAGISTRAL], ids=lambda family: family.name)
-@settings(max_examples=150)
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+@settings(max_examples=100)
 @given(reasoning=texts, content=texts, opened=st.booleans(), space=st.sampled_from(["", "\n", "\n\n"]))
 def test_reasoning_is_split_from_content(
     family: ReasoningFamily, reasoning: str, content: str, opened: bool, space: str
 ) -> None:
-    prompt = f"<|assistant|>{family.begin}\n" if opened else "<|assistant|>\n"
-    begin = "" if opened else family.begin + space
-    text = f"{begin}{reasoning}{space}{family.end}{space}{content}"
+    prompt = f"<|assistant|>{family.begins[0]}\n" if opened else "<|assistant|>\n"
+    begin = "" if opened else family.begins[0] + space
+    text = f"{begin}{reasoning}{space}{family.ends[0]}{space}{content}"
     result = parse(family, [text], prompt)
     assert result == (reasoning.strip(" \n"), content.lstrip(" \n"))
     assert parse(family, list(text), prompt) == result
 
 
-@pytest.mark.parametrize("family", [QWEN, DEEPSEEK], ids=lambda family: family.name)
-@settings(max_examples=300)
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+@settings(max_examples=200)
 @given(
-    parts=st.lists(fragments | texts, max_size=10),
+    data=st.data(),
     places=st.lists(st.integers(0, 60), max_size=8),
-    prompt=st.sampled_from(["", "<think>\n", "<think>\n\n</think>\n\n"]),
+    ending=st.sampled_from(["", "begin", "end"]),
 )
 def test_result_does_not_depend_on_how_text_is_split(
-    family: ReasoningFamily, parts: list[str], places: list[int], prompt: str
+    family: ReasoningFamily, data: st.DataObject, places: list[int], ending: str
 ) -> None:
-    text = "".join(parts)
+    prompt = {"": "", "begin": family.begins[0] + "\n", "end": family.begins[0] + family.ends[0]}[ending]
+    tags = [*family.tags, *(family.answer.before if family.answer is not None else ())]
+    starts = [tag[:cut] for tag in tags for cut in (1, len(tag) - 1)]
+    own = st.sampled_from([*tags, *starts, " " * 9, "\n" * 65])
+    text = "".join(data.draw(st.lists(fragments | texts | own, max_size=10)))
     cuts = sorted(min(place, len(text)) for place in places)
     pieces = [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     expected = parse(family, [text], prompt)
@@ -78,6 +96,19 @@ def test_result_does_not_depend_on_how_text_is_split(
         (DEEPSEEK, "", "<thi", ("<thi", "")),
         (DEEPSEEK, "x</think>", "yes", ("", "yes")),
         (MAGISTRAL, "", "[THINK]hm[/THINK]yes", ("hm", "yes")),
+        (COHERE, "", "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>a<|END_RESPONSE|>", ("hm", "a")),
+        (COHERE, "", "<|START_RESPONSE|>a<|END_RESPONSE|>\n", ("", "a")),
+        (COHERE, "<|START_THINKING|><|END_THINKING|>", "<|START_RESPONSE|>a", ("", "a")),
+        (COHERE, "<|START_THINKING|>", "hm<|END_THINKING|>a", ("hm", "a")),
+        (HUNYUAN, "", "<think>\nhm\n</think>\n<answer>\na\n</answer>", ("hm", "a")),
+        (HUNYUAN, "", "<answer>\na </answer> b\n</answer>", ("", "a </answer> b")),
+        (HUNYUAN, "", "a <answer>b</answer>", ("", "a <answer>b")),
+        (GRANITE, "", "<think>hm</think><response>a</response>", ("hm", "a")),
+        (GRANITE, "", "<response>a</response>\n<tool_call>b", ("", "a<tool_call>b")),
+        (GRANITE_32, "", "Here is my thought process: hm Here is my response: a", ("hm", "a")),
+        (GRANITE_32, "", "Here's my thought process:\nhm\nHere's my response:\na", ("hm", "a")),
+        (GRANITE_32, "", "Here is my view.", ("", "Here is my view.")),
+        (SEED, "x<seed:think><seed:cot_budget_reflect>", "hm</seed:think>a", ("hm", "a")),
     ],
 )
 def test_parser_handles_unusual_tags(
@@ -85,6 +116,25 @@ def test_parser_handles_unusual_tags(
 ) -> None:
     assert parse(family, [text], prompt) == expected
     assert parse(family, list(text), prompt) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("</think>", "qwen3"),
+        ("</think> </answer>", "hunyuan"),
+        ("</think> </response>", "granite"),
+        ("<|END_THINKING|>", "cohere"),
+        ("<seed:think> </seed:think>", "seed-oss"),
+        ("after 'Here is my thought process:' and after 'Here is my response:'", "granite32"),
+        ("[/THINK]", "magistral"),
+        ("</answer>", None),
+        ("", None),
+    ],
+)
+def test_family_is_detected_from_the_template(template: str, name: str | None, tokenizer: Tokenizer) -> None:
+    family = detect_reasoning_family("auto", template, tokenizer)
+    assert (family and family.name) == name
 
 
 def feed(output: ParsedOutput, tokens: Sequence[str]) -> OutputDelta:

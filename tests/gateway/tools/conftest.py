@@ -16,16 +16,18 @@ from mizzen.gateway.text.tokenizer import Tokenizer
 FOLDER = Path(__file__).parents[1] / "templates"
 END = "<|im_end|>"
 SPECIAL = ["<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|start_header_id|>", "<|eot_id|>"]
+COHERE = [f"<|{side}_{part}|>" for part in ("THINKING", "ACTION", "RESPONSE") for side in ("START", "END")]
 
 
 @pytest.fixture(scope="module")
 def small_tokenizer() -> Tokenizer:
-    """Return a byte tokenizer with the markers of Llama and Mistral as special tokens."""
+    """Return a byte tokenizer with the markers of several families as special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     built = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     built.decoder = decoders.ByteLevel()
     built.add_special_tokens(["<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|eom_id|>"])
+    built.add_special_tokens(["<|tool_call|>", "<|START_ACTION|>", "<|END_ACTION|>", "<|assistant|>"])
     built.add_tokens(["<tool_call>", "</tool_call>"])
     return Tokenizer(built)
 
@@ -36,12 +38,13 @@ def model(scripted: Any, tokenizer_files: dict[str, bytes]) -> Callable[..., Any
 
     def start(template: str | None, answer: str, **template_config: Any) -> Any:
         inner = tokenizers.Tokenizer.from_buffer(tokenizer_files["tokenizer.json"])
-        inner.add_special_tokens(SPECIAL)
+        is_cohere = "START_ACTION" in template_config.get("chat_template", "")
+        inner.add_special_tokens([*SPECIAL, *(COHERE if is_cohere else ())])
         inner.add_tokens(["<tool_call>", "</tool_call>"])
         if template in ("qwen3", None):
             inner.add_tokens(["<think>", "</think>"])
         config: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
-        if template is not None:
+        if template not in (None, "bare"):
             config["chat_template"] = (FOLDER / f"{template}.jinja").read_text()
         files = {
             "tokenizer.json": inner.to_str().encode(),

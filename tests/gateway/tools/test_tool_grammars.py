@@ -16,10 +16,35 @@ from tokenizers import decoders, models, pre_tokenizers
 from mizzen.core.sampling_params import Grammar, GrammarKind
 from mizzen.engine.grammar.errors import GrammarError
 from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder, GrammarTarget
-from mizzen.gateway.reasoning.families import DEEPSEEK, MAGISTRAL, QWEN, ReasoningFamily, grammar_format
+from mizzen.gateway.reasoning.families import COHERE as COHERE_THINKING
+from mizzen.gateway.reasoning.families import (
+    DEEPSEEK,
+    GRANITE,
+    GRANITE_32,
+    HUNYUAN,
+    MAGISTRAL,
+    QWEN,
+    ReasoningFamily,
+    grammar_format,
+)
+from mizzen.gateway.reasoning.families import SEED as SEED_THINKING
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.gateway.tools import structural_tags
-from mizzen.gateway.tools.families import BARE, HERMES, LLAMA, MISTRAL, QWEN_XML, CallSchema, ToolFamily
+from mizzen.gateway.tools.call_formats import CallSchema
+from mizzen.gateway.tools.families import (
+    BARE,
+    COHERE,
+    FAMILIES,
+    GLM,
+    GLM_XML,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    OLMO,
+    PYTHONIC,
+    SEED,
+    ToolFamily,
+)
 from mizzen.gateway.tools.parsed_output import ParsedOutput
 from mizzen.gateway.tools.structural_tags import ANY_OBJECT, NO_ARGUMENTS, Format
 
@@ -31,9 +56,18 @@ SCHEMAS: dict[str, Format] = {
     },
     "any": ANY_OBJECT,
     "none": NO_ARGUMENTS,
+    "many": {
+        "type": "object",
+        "properties": {
+            "a": {"type": "boolean"},
+            "b": {"$ref": "#/$defs/word"},
+            "c": {"type": ["null", "integer"]},
+        },
+        "$defs": {"word": {"type": "integer"}},
+        "additionalProperties": False,
+    },
 }
 CALLS = [CallSchema(name, schema) for name, schema in SCHEMAS.items()]
-FAMILIES = [HERMES, QWEN_XML, LLAMA, MISTRAL, BARE]
 END = 0
 MAX_TOKENS = 600
 WALKS = 12
@@ -47,6 +81,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Gram
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens(["</s>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"])
+    inner.add_special_tokens(["<|tool_call|>", "<|START_ACTION|>", "<|END_ACTION|>", "<|START_THINKING|>"])
+    inner.add_special_tokens(["<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"])
     inner.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"])
     folder: Path = tmp_path_factory.mktemp("model")
     inner.save(str(folder / "tokenizer.json"))
@@ -79,7 +115,7 @@ def walk(match: xgrammar.GrammarMatcher, size: int, chance: random.Random, text:
 
 def check(family: ToolFamily, tokens: list[int], text: Tokenizer, reasoning: ReasoningFamily | None) -> bool:
     """Check that the output consists only of calls; return True, or False if MAX_TOKENS cut it off."""
-    shown = (*family.shown_tokens, *((reasoning.begin, reasoning.end) if reasoning is not None else ()))
+    shown = (*family.shown_tokens, *(reasoning.tags if reasoning is not None else ()))
     decoder = text.detokenizer(shown=shown)
     output = ParsedOutput(
         reasoning.parser("") if reasoning is not None else None, family.parser(SCHEMAS), shown
@@ -102,7 +138,7 @@ def check(family: ToolFamily, tokens: list[int], text: Tokenizer, reasoning: Rea
 
 
 @pytest.mark.parametrize("many", [False, True])
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", [*FAMILIES.values(), BARE], ids=lambda family: family.name)
 def test_forced_grammars_allow_only_calls(
     family: ToolFamily, many: bool, tokenizer: tuple[Tokenizer, GrammarBuilder]
 ) -> None:
@@ -116,7 +152,15 @@ def test_forced_grammars_allow_only_calls(
     assert ended >= WALKS // 2
 
 
-AFTER_REASONING = [(HERMES, QWEN), (BARE, DEEPSEEK), (MISTRAL, MAGISTRAL)]
+AFTER_REASONING = [
+    (HERMES, QWEN),
+    (BARE, DEEPSEEK),
+    (MISTRAL, MAGISTRAL),
+    (FAMILIES["cohere"], COHERE_THINKING),
+    (FAMILIES["hunyuan"], HUNYUAN),
+    (FAMILIES["granite"], GRANITE_32),
+    (SEED, SEED_THINKING),
+]
 
 
 @pytest.mark.parametrize(("family", "reasoning"), AFTER_REASONING, ids=lambda family: family.name)
@@ -125,7 +169,8 @@ def test_forced_grammars_allow_calls_after_reasoning(
 ) -> None:
     text, builder = tokenizer
     format = reasoning.format_with_reasoning(family.forced(CALLS, False, text), "", text)
-    reasoning_text = f"{'' if reasoning.always_open else reasoning.begin}\nhm <b>\n{reasoning.end}\n\n"
+    begin = "" if reasoning.always_open else reasoning.begins[0]
+    reasoning_text = f"{begin}\nhm <b>\n{reasoning.ends[0]}\n\n"
     ids = text.encode(reasoning_text, add_special_tokens=False)
     compiled = builder.compile(structural_tags.structural_tag_grammar(format))
     for seed in range(4):
@@ -152,7 +197,7 @@ def test_line_breaks_precede_constrained_text_only_after_reasoning(
     text, builder = tokenizer
     format = reasoning.format_with_reasoning(grammar_format(YES_OR_NO), "", text)
     grammar = structural_tags.structural_tag_grammar(format)
-    thought = f"{'' if reasoning.always_open else reasoning.begin}\nhm\n{reasoning.end}"
+    thought = f"{'' if reasoning.always_open else reasoning.begins[0]}\nhm\n{reasoning.ends[0]}"
     for answer in ("yes", "\nno", "\n\nyes"):
         assert accepts(builder, grammar, text, thought + answer)
     assert not accepts(builder, grammar, text, thought + "\n\n\nyes")
@@ -164,15 +209,45 @@ def test_line_breaks_precede_constrained_text_only_after_reasoning(
         assert not accepts(builder, grammar, text, answer)
     for seed in range(WALKS):
         tokens = walk(xgrammar.GrammarMatcher(compiled), text.vocab_size, random.Random(seed), text)
-        output = ParsedOutput(reasoning.parser(""), None, (reasoning.begin, reasoning.end))
+        output = ParsedOutput(reasoning.parser(""), None, reasoning.tags)
         answer = text.decode(tokens, skip_special_tokens=False).removesuffix("</s>")
         content = output.feed(answer).content + output.end().content
         assert content in ("yes", "no") or tokens[-1] != END
 
 
+@pytest.mark.parametrize(
+    ("reasoning", "answer", "good"),
+    [
+        (COHERE_THINKING, "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>yes<|END_RESPONSE|>", True),
+        (COHERE_THINKING, "<|START_RESPONSE|>no<|END_RESPONSE|>", True),
+        (COHERE_THINKING, "<|START_RESPONSE|>maybe<|END_RESPONSE|>", False),
+        (COHERE_THINKING, "yes", True),
+        (HUNYUAN, "<think>\nhm\n</think>\n<answer>\nno\n</answer>", True),
+        (GRANITE, "<think>hm</think><response>yes</response>", True),
+        (GRANITE, "<response>yes</response> and", False),
+        (GRANITE_32, "Here is my thought process: hm\nHere is my response:\n\nno", True),
+    ],
+)
+def test_constrained_text_may_be_between_answer_tags(
+    reasoning: ReasoningFamily, answer: str, good: bool, tokenizer: tuple[Tokenizer, GrammarBuilder]
+) -> None:
+    text, builder = tokenizer
+    format = reasoning.format_with_reasoning(grammar_format(YES_OR_NO), "", text)
+    assert accepts(builder, structural_tags.structural_tag_grammar(format), text, answer) is good
+    if good:
+        parser = reasoning.parser("")
+        assert parser is not None
+        assert (parser.feed(answer)[1] + parser.end()[1]) in ("yes", "no")
+
+
 GOOD = '{"city":"Köln"}'
 BAD = '{"city":"Rom"}'
 WIDE = '{"city": "Köln"}'
+COHERE_CALL = '{"tool_call_id": "0", "tool_name": "weather", "parameters": '
+GLM_XML_CALL = "Hm.<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>"
+SEED_CALL = (
+    "<seed:tool_call>\n<function=weather>\n<parameter=city>{}</parameter>\n</function>\n</seed:tool_call>"
+)
 FREE: list[tuple[ToolFamily, str, bool]] = [
     (HERMES, "just text", True),
     (HERMES, f'Hm.\n<tool_call>\n{{"name": "weather", "arguments": {GOOD}}}\n</tool_call>', True),
@@ -185,7 +260,26 @@ FREE: list[tuple[ToolFamily, str, bool]] = [
     (MISTRAL, "just text", True),
     (MISTRAL, f'Hm.[TOOL_CALLS][{{"name": "weather", "arguments": {GOOD}}}]', True),
     (MISTRAL, f'Hm.[TOOL_CALLS][{{"name": "weather", "arguments": {BAD}}}]', False),
-]
+    (COHERE, "just text", True),
+    (COHERE, f'<|START_ACTION|>[\n    {COHERE_CALL}{GOOD}}}\n]<|END_ACTION|>', True),
+    (COHERE, f'<|START_ACTION|>[\n    {COHERE_CALL}{BAD}}}\n]<|END_ACTION|>', False),
+    (GLM, "\njust text", True),
+    (GLM, f"weather\n{GOOD}", True),
+    (GLM, f"weather\n{BAD}", False),
+    (GLM_XML, GLM_XML_CALL.format("Köln"), True),
+    (GLM_XML, GLM_XML_CALL.format("Rom"), False),
+    (SEED, SEED_CALL.format("Köln"), True),
+    (SEED, SEED_CALL.format("Rom"), False),
+    (OLMO, 'Hm.<function_calls>weather(city="Köln", days=2)\nnone()</function_calls>', True),
+    (OLMO, '<function_calls>weather(city="Rom")</function_calls>', False),
+    (OLMO, "<function_calls>weather(days=2)</function_calls>", False),
+    (OLMO, '<function_calls>many(b=5)\nmany(a=true, c=null)\nmany()</function_calls>', True),
+    (OLMO, "<function_calls>many(, a=true)</function_calls>", False),
+    (OLMO, '<function_calls>any(**{"x":[1]})</function_calls>', True),
+    (PYTHONIC, '[weather(city="Köln"), none()]', True),
+    (PYTHONIC, '[weather(city="Rom")]', False),
+    (PYTHONIC, "[1] text", True),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("family", "answer", "good"), FREE)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,13 +12,18 @@ from mizzen.gateway.requests.output import OutputDelta
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.gateway.tools.families import (
     BARE,
+    COHERE,
+    FAMILIES,
+    GLM,
+    GRANITE,
     HERMES,
+    HUNYUAN,
     LLAMA,
     MISTRAL,
     QWEN_XML,
     ToolFamily,
 )
-from mizzen.gateway.tools.mistral import MAX_HEAD
+from mizzen.gateway.tools.parsers.named import MAX_HEAD
 from tool_call_texts import (
     MARKERS,
     TOOLS,
@@ -82,8 +85,8 @@ def test_parser_reads_the_calls_that_a_family_writes(name: str, data: st.DataObj
     assert parse(family, data.draw(split_pieces(text))) == (found_content, found_calls)
 
 
-@pytest.mark.parametrize("family", [HERMES, QWEN_XML, LLAMA, MISTRAL, BARE], ids=lambda one: one.name)
-@settings(max_examples=300)
+@pytest.mark.parametrize("family", [*FAMILIES.values(), BARE], ids=lambda one: one.name)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_result_does_not_depend_on_how_text_is_split(family: ToolFamily, data: st.DataObject) -> None:
     text = data.draw(garbage)
@@ -134,7 +137,7 @@ def test_call_between_tags_is_open_until_its_closing_tag() -> None:
     assert seen[-1] == (1, False)
 
 
-@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral"])
+@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral", "granite", "cohere", "glm4"])
 @settings(max_examples=40)
 @given(content=plain_texts, calls=made_calls)
 def test_parser_gives_the_same_output_token_by_token(
@@ -246,9 +249,22 @@ CASES: list[tuple[ToolFamily, str, Parsed]] = [
     (MISTRAL, '[TOOL_CALLS]unknown[ARGS]{"a": 1}', ('unknown{"a": 1}', [])),
     (MISTRAL, "[TOOL_CALLS] [1, 2]", (" [1, 2]", [])),
     (MISTRAL, "[TOOL_CALLS]" + "x" * (MAX_HEAD + 9), ("x" * (MAX_HEAD + 9), [])),
+    (GRANITE, '<|tool_call|>[{"name": "weather", "arguments": {"a": 1}}]', ("", [A1])),
+    (GRANITE, '<tool_call>{"name": "weather", "arguments": {"a": 1}}</tool_call>', ("", [A1])),
+    (GRANITE, "Hm. <|tool_call|>none", ("Hm. none", [])),
+    (COHERE, '<|START_ACTION|>[{"tool_name": "weather", "parameters": {"a": 1}}]<|END_ACTION|>', ("", [A1])),
+    (COHERE, '<|START_ACTION|>[{"tool_name": "x", "parameters": {}}]<|END_ACTION|>',
+     ('[{"tool_name": "x", "parameters": {}}]', [])),
+    (HUNYUAN, '<tool_calls><tool_call>{"name": "weather", "arguments": {"a": 1}}</tool_call></tool_calls>',
+     ("", [A1])),
+    (HUNYUAN, "<tool_calls>[]</tool_calls>.", ("[].", [])),
+    (GLM, '\nweather \n{"a": 1}', ("", [A1])),
+    (GLM, "\nweather is fine\n{", ("\nweather is fine\n{", [])),
+    (GLM, 'weather {"a": 1}', ('weather {"a": 1}', [])),
+    (GLM, 'Hm.<|assistant|>weather\n{"a": 1}<|observation|>', ("Hm.", [A1])),
     (BARE, '[{"name":"weather","arguments":{"a": 1}}]', ("", [A1])),
     (BARE, "[1, 2]", ("[1, 2]", [])),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("family", "text", "expected"), CASES)
@@ -270,70 +286,6 @@ def test_arguments_are_streamed_as_written() -> None:
         [(None, 'ln"}')],
         [],
     ]
-
-
-texts = st.text('ab \n<>/"\\{}par', max_size=12) | st.sampled_from(["5", "null", "\n", "</parameter", "🙂"])
-arguments_by_type = st.fixed_dictionaries(
-    {},
-    optional={
-        "city": texts,
-        "days": st.integers(),
-        "late": st.booleans() | st.none(),
-        "more": st.lists(st.integers() | st.text(max_size=4), max_size=3),
-        "unit": st.sampled_from(["C", "F"]),
-        "note": texts.filter(lambda text: text.strip() not in ("null", "None")) | st.none(),
-        "else": texts,
-    },
-)
-
-
-TAGS = [
-    *(
-        "<parameter=city>",
-        "<parameter=note",
-        "<parameter=more: ",
-        "<parameter=",
-        "</parameter>",
-        "</parameter/>",
-    ),
-    *("\n", "</function>", "</tool_call>", "<tool_call>", "<function=weather>", "</ para", "  "),
-]
-
-
-def xml_text(content: str, calls: list[tuple[str, dict[str, Any]]]) -> str:
-    """Return content and calls in the format of Qwen3-Coder: strings unquoted, other values as JSON."""
-    parts = [content]
-    for name, arguments_of_call in calls:
-        values = {
-            key: value if isinstance(value, str) else json.dumps(value)
-            for key, value in arguments_of_call.items()
-        }
-        written = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
-        parts.append(f"\n<tool_call>\n<function={name}>\n{written}</function>\n</tool_call>")
-    return "".join(parts)
-
-
-@settings(max_examples=200)
-@given(data=st.data(), content=plain_texts)
-def test_qwen_xml_parser_reads_calls(data: st.DataObject, content: str) -> None:
-    calls = data.draw(st.lists(st.tuples(st.just("weather"), arguments_by_type), max_size=3))
-    text = xml_text(content, calls)
-    found_content, found_calls = parse(QWEN_XML, [text])
-    assert [(name, json.loads(arguments)) for name, arguments in found_calls] == calls
-    assert found_content.strip(" \n") == content.strip(" \n")
-    assert parse(QWEN_XML, list(text)) == (found_content, found_calls)
-    assert parse(QWEN_XML, data.draw(split_pieces(text))) == (found_content, found_calls)
-
-
-@settings(max_examples=200)
-@given(text=st.lists(garbage | texts | st.sampled_from(TAGS), max_size=12).map("".join), data=st.data())
-def test_qwen_xml_arguments_are_json_whatever_the_model_writes(text: str, data: st.DataObject) -> None:
-    text = "<function=weather>" + text
-    expected = parse(QWEN_XML, [text])
-    for _, arguments in expected[1]:
-        assert isinstance(json.loads(arguments), dict)
-    assert parse(QWEN_XML, list(text)) == expected
-    assert parse(QWEN_XML, data.draw(split_pieces(text))) == expected
 
 
 def test_call_that_is_cut_off_stays_incomplete() -> None:

@@ -8,7 +8,19 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from mizzen.gateway.tools.families import BARE, HERMES, LLAMA, MISTRAL, ToolFamily
+from mizzen.gateway.tools.families import (
+    BARE,
+    COHERE,
+    COMMAND_R,
+    GLM,
+    GRANITE,
+    HERMES,
+    HUNYUAN,
+    LLAMA,
+    MISTRAL,
+    PHI4_MINI,
+    ToolFamily,
+)
 
 TOOLS: dict[str, Any] = {
     "weather": {
@@ -58,12 +70,65 @@ def bare_text(content: str, calls: Calls) -> str:
     return f"[{written}]" if calls else ""
 
 
+def json_list(calls: Calls) -> str:
+    return (
+        "[" + ", ".join(f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in calls) + "]"
+    )
+
+
+def granite_text(content: str, calls: Calls) -> str:
+    return content + (f"<|tool_call|>{json_list(calls)}" if calls else "")
+
+
+def phi4_mini_text(content: str, calls: Calls) -> str:
+    return content + (f"<|tool_call|>{json_list(calls)}<|/tool_call|>" if calls else "")
+
+
+def cohere_text(content: str, calls: Calls) -> str:
+    written = [
+        f'    {{"tool_call_id": "{number}", "tool_name": "{name}", "parameters": {arguments}}}'
+        for number, (name, arguments) in enumerate(calls)
+    ]
+    listed = ",\n".join(written)
+    return content + (f"<|START_ACTION|>[\n{listed}\n]<|END_ACTION|>" if calls else "")
+
+
+def command_r_text(content: str, calls: Calls) -> str:
+    written = [
+        f'    {{\n        "tool_name": "{name}",\n        "parameters": {arguments}\n    }}'
+        for name, arguments in calls
+    ]
+    listed = ",\n".join(written)
+    return content + (f"\nAction: ```json\n[\n{listed}\n]\n```" if calls else "")
+
+
+def hunyuan_text(content: str, calls: Calls) -> str:
+    return content + (f"<tool_calls>{json_list(calls)}</tool_calls>" if calls else "")
+
+
+def hunyuan_named_text(content: str, calls: Calls) -> str:
+    written = [f"<tool_call>{name}\n```json\n{arguments}\n```</tool_call>" for name, arguments in calls]
+    return content + (f"<tool_calls>{''.join(written)}</tool_calls>" if calls else "")
+
+
+def glm_text(content: str, calls: Calls) -> str:
+    written = "<|assistant|>".join(f"{name}\n{arguments}" for name, arguments in calls)
+    return f"{content}<|assistant|>{written}" if content and calls else content + written
+
+
 WRITERS: dict[str, tuple[ToolFamily, Callable[[str, Calls], str]]] = {
     "hermes": (HERMES, hermes_text),
     "llama3": (LLAMA, llama_text),
     "mistral": (MISTRAL, mistral_text),
     "mistral-named": (MISTRAL, mistral_named_text),
     "json": (BARE, bare_text),
+    "granite": (GRANITE, granite_text),
+    "phi4-mini": (PHI4_MINI, phi4_mini_text),
+    "cohere": (COHERE, cohere_text),
+    "command-r": (COMMAND_R, command_r_text),
+    "hunyuan": (HUNYUAN, hunyuan_text),
+    "hunyuan-named": (HUNYUAN, hunyuan_named_text),
+    "glm4": (GLM, glm_text),
 }
 MARKERS = (
     "<function=",
@@ -74,6 +139,23 @@ MARKERS = (
     "[TOOL_CALLS]",
     "[ARGS]",
     "[CALL_ID]",
+    "<seed:tool_call>",
+    "</seed:tool_call>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<|tool_call|>",
+    "<|/tool_call|>",
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    "<tool_calls>",
+    "</tool_calls>",
+    "<|assistant|>",
+    "<|observation|>",
+    "<function_calls>",
+    "</function_calls>",
+    "Action: ```json",
 )
 
 values = st.recursive(
@@ -102,7 +184,19 @@ fragments = st.sampled_from(
         *('{"name": "weather", "arguments": {', '{"name": "weather", "parameters": {"a": 1}}', '{"a": "'),
         *('{"name": "unknown", "arguments": {}}', '"arguments": "{}"', '"name": "add_2"', "weather{", "{}"),
         *("<parameter=city>", "<parameter=days>", "<parameter=", "</parameter>", "</para", "\n</parameter>"),
-        *("weather>", "unknown>", ">", "\n"),
+        *(
+            "weather>",
+            "unknown>",
+            ">",
+            "\n",
+            "```",
+            "weather\n",
+            "add_2",
+            "[weather(",
+            "weather(city=",
+            "get-time()",
+        ),
+        *('"tool_name": "add_2"', "city", "(", ")", "='x'", ", days=3)", "**", "<arg_key>city</arg_key>"),
         *("{", "}", "[", "]", '"', "\\", ",", ":", ";", " ", "\n", "null", "-1.5e3", "text ", "ü", "🙂"),
     ]
 )

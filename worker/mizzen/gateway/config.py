@@ -69,12 +69,18 @@ class GatewayConfig:
     tool_parser: str = option(
         "auto",
         "Tool call format of the model; auto detects it from the chat template",
-        choices=("auto", "none", "hermes", "qwen3-coder", "llama3", "mistral"),
+        choices=(
+            *("auto", "none", "hermes", "qwen3-coder", "llama3", "mistral", "granite", "phi4-mini", "cohere"),
+            *("command-r", "hunyuan", "glm4", "glm45", "seed-oss", "olmo3", "pythonic"),
+        ),
     )
     reasoning_parser: str = option(
         "auto",
         "Reasoning format of the model; auto detects it from the chat template and the vocabulary",
-        choices=("auto", "none", "qwen3", "deepseek-r1", "magistral"),
+        choices=(
+            *("auto", "none", "qwen3", "deepseek-r1", "magistral", "granite", "granite32", "hunyuan"),
+            *("cohere", "seed-oss"),
+        ),
     )
 
     suspended: bool = option(False, "Answer every request with 503, because the service is suspended")

@@ -87,12 +87,13 @@ class ChatOutputForm:
             return None
         reasoning = self._reasoning(text)
         end = "" if reasoning is None else prompt_tail(text, prompt)
-        if reasoning is None or reasoning.ends_reasoning(end):
+        if reasoning is None or (reasoning.ends_reasoning(end) and reasoning.answer is None):
             return requested if calls is None else structural_tags.structural_tag_grammar(calls)
+        only_calls = calls is not None and self.tools is not None and self.tools.forced
         if calls is None and requested is not None:
             calls = grammar_format(requested)
         return structural_tags.structural_tag_grammar(
-            reasoning.format_with_reasoning(calls or {}, end, text.tokenizer)
+            reasoning.format_with_reasoning(calls or {}, end, text.tokenizer, only_calls=only_calls)
         )
 
     def find_schema_field(self, keyword: str, path: str) -> str | None:
@@ -112,7 +113,7 @@ class ChatOutputForm:
         reasoning = self._reasoning(text)
         if reasoning is None and self.tools is None:
             return PlainOutput(stop)
-        shown = () if reasoning is None else (reasoning.begin, reasoning.end)
+        shown = () if reasoning is None else reasoning.tags
         split = None if reasoning is None else reasoning.parser(prompt_tail(text, prompt))
         if self.tools is None:
             return ParsedOutput(split, None, shown, stop)

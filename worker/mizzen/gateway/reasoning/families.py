@@ -1,4 +1,4 @@
-"""Model families by their reasoning tags, and detection of a model's family."""
+"""Model families by their reasoning tags and answer tags, and detection of a model's family."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from mizzen.core.sampling_params import Grammar, GrammarKind
+from mizzen.gateway.reasoning.answer_tags import AnswerTags
 from mizzen.gateway.reasoning.parser import ReasoningParser
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.gateway.tools import structural_tags
@@ -18,50 +19,106 @@ class ReasoningFamily:
     """Reasoning tags of a model family. Reasoning precedes the rest of the output."""
 
     name: str
-    begin: str
-    end: str
+    begins: tuple[str, ...]
+    """Opening tags; a grammar uses the first."""
+    ends: tuple[str, ...]
+    """Closing tags; a grammar uses the first."""
     always_open: bool = False
     """True if output starts with reasoning even if neither prompt nor output contains the opening tag."""
+    answer: AnswerTags | None = None
+    """Tags around the content, which may also be missing."""
+    opened_by: tuple[str, ...] = ()
+    """Further ends of prompts after which output starts within reasoning."""
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """All tags, which detokenization must leave in the text even if they are special tokens."""
+        answer = () if self.answer is None else (self.answer.begin, self.answer.end)
+        return (*self.begins, *self.ends, *answer)
 
     def starts_inside(self, prompt_end: str) -> bool:
         """Return whether output starts within reasoning; `prompt_end` is the text at the prompt's end."""
         text = prompt_end.rstrip()
-        if text.endswith(self.begin):
+        if text.endswith((*self.begins, *self.opened_by)):
             return True
-        return self.always_open and not text.endswith(self.end)
+        return self.always_open and not text.endswith(self.ends)
 
     def ends_reasoning(self, prompt_end: str) -> bool:
         """Return whether the prompt itself closes the reasoning, so that the output contains none."""
-        return prompt_end.rstrip().endswith(self.end)
+        return prompt_end.rstrip().endswith(self.ends)
 
     def parser(self, prompt_end: str) -> ReasoningParser | None:
-        """Return a parser that splits off reasoning; None if the prompt itself closes the reasoning."""
-        if self.ends_reasoning(prompt_end):
+        """Return a parser that splits off reasoning; None if the output consists only of content."""
+        closed = self.ends_reasoning(prompt_end)
+        if closed and self.answer is None:
             return None
-        return ReasoningParser(self.begin, self.end, self.starts_inside(prompt_end))
+        inside = self.starts_inside(prompt_end)
+        return ReasoningParser(self.begins, self.ends, inside, answer=self.answer, closed=closed)
 
-    def format_with_reasoning(self, rest: Format, prompt_end: str, tokenizer: Tokenizer) -> Format:
+    def format_with_reasoning(
+        self, rest: Format, prompt_end: str, tokenizer: Tokenizer, *, only_calls: bool = False
+    ) -> Format:
         """Return the format of output that may begin with reasoning, followed by output of format `rest`.
 
         Line breaks may precede `rest` only after reasoning: the parser of reasoning drops them there, but
-        without reasoning they would be part of the content.
+        without reasoning they would be part of the content. With `only_calls`, `rest` consists of tool calls.
         """
+        if self.answer is not None and (self.answer.around_calls or not only_calls):
+            rest = wrap_answer(rest, self.answer, tokenizer)
         if self.ends_reasoning(prompt_end):
             return rest
-        end = structural_tags.tag_marker(tokenizer, self.end)
-        free = structural_tags.any_text(*([end] if isinstance(end, str) else ()))
+        end = structural_tags.tag_marker(tokenizer, self.ends[0])
+        excluded = [self.ends[0]] if isinstance(end, str) else []
+        free = structural_tags.any_text(*excluded, *self.ends[1:])
         inside = self.starts_inside(prompt_end)
-        begin = "" if inside else structural_tags.tag_marker(tokenizer, self.begin)
+        begin = "" if inside else structural_tags.tag_marker(tokenizer, self.begins[0])
         breaks = {"type": "regex", "pattern": r"\n{0,2}"}
         reasoning = structural_tags.sequence(structural_tags.tag(begin, free, end), breaks)
         return structural_tags.sequence(reasoning if inside else structural_tags.optional(reasoning), rest)
 
 
-QWEN = ReasoningFamily("qwen3", "<think>", "</think>")
-DEEPSEEK = ReasoningFamily("deepseek-r1", "<think>", "</think>", always_open=True)
-MAGISTRAL = ReasoningFamily("magistral", "[THINK]", "[/THINK]")
+def wrap_answer(content: Format, tags: AnswerTags, tokenizer: Tokenizer) -> Format:
+    """Return the format of content that may be between tags; a tag may have its own line."""
+    line_break = {"type": "regex", "pattern": r"\n?"}
+    begin = structural_tags.sequence(structural_tags.marker_format(tokenizer, tags.begin), line_break)
+    end = structural_tags.sequence(line_break, structural_tags.marker_format(tokenizer, tags.end))
+    return structural_tags.sequence(structural_tags.optional(begin), content, structural_tags.optional(end))
 
-FAMILIES = {family.name: family for family in (QWEN, DEEPSEEK, MAGISTRAL)}
+
+THINK, THINK_END = ("<think>",), ("</think>",)
+QWEN = ReasoningFamily("qwen3", THINK, THINK_END)
+DEEPSEEK = ReasoningFamily("deepseek-r1", THINK, THINK_END, always_open=True)
+MAGISTRAL = ReasoningFamily("magistral", ("[THINK]",), ("[/THINK]",))
+GRANITE = ReasoningFamily(
+    "granite",
+    THINK,
+    THINK_END,
+    answer=AnswerTags("<response>", "</response>", before=("<|tool_call|>", "<tool_call>")),
+)
+GRANITE_32 = ReasoningFamily(
+    "granite32",
+    ("Here is my thought process:", "Here's my thought process:"),
+    ("Here is my response:", "Here's my response:"),
+)
+HUNYUAN = ReasoningFamily(
+    "hunyuan", THINK, THINK_END, answer=AnswerTags("<answer>", "</answer>", around_calls=True)
+)
+COHERE = ReasoningFamily(
+    "cohere",
+    ("<|START_THINKING|>",),
+    ("<|END_THINKING|>",),
+    answer=AnswerTags("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+)
+SEED = ReasoningFamily(
+    "seed-oss",
+    ("<seed:think>",),
+    ("</seed:think>",),
+    opened_by=("<seed:think><seed:cot_budget_reflect>",),
+)
+
+FAMILIES = {
+    family.name: family for family in (QWEN, DEEPSEEK, MAGISTRAL, GRANITE, GRANITE_32, HUNYUAN, COHERE, SEED)
+}
 NAMES = ("auto", "none", *FAMILIES)
 """Values of the option `reasoning_parser`."""
 
@@ -70,14 +127,16 @@ def detect_reasoning_family(option: str, template: str, tokenizer: Tokenizer) ->
     """Return the reasoning family of a model; None if it is unknown, or the option is "none".
 
     `option` names the family. "auto" selects the family whose closing tag occurs in the chat template or is
-    a token of the tokenizer.
+    a token of the tokenizer. Families with tags around the answer are detected by these tags in the template.
     """
     if option != "auto":
         return FAMILIES.get(option)
-    for family in (QWEN, MAGISTRAL):
-        if family.end in template or tokenizer.token_id(family.end) is not None:
-            return family
-    return None
+    for family in (SEED, COHERE, QWEN, MAGISTRAL):
+        if family.ends[0] in template or tokenizer.token_id(family.ends[0]) is not None:
+            wrapped = (other for other in (HUNYUAN, GRANITE) if other.answer and other.answer.end in template)
+            return next(wrapped, family) if family is QWEN else family
+    prose = (GRANITE_32.begins[0], GRANITE_32.ends[0])
+    return GRANITE_32 if all(phrase in template for phrase in prose) else None
 
 
 def grammar_format(grammar: Grammar) -> Format:

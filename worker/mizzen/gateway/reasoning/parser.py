@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from mizzen.gateway.reasoning.answer_tags import AnswerTags, AnswerUnwrapper
 from mizzen.gateway.text.stop import partial_match_length
 from mizzen.gateway.tools.json_scanner import WHITESPACE
 
@@ -26,15 +27,32 @@ class ReasoningParser:
     is dropped.
     """
 
-    def __init__(self, begin: str, end: str, starts_inside: bool) -> None:
-        """Set the tags; `starts_inside` is true if the output starts within reasoning, without a tag."""
-        self._begin = begin
-        self._end = end
+    def __init__(
+        self,
+        begins: tuple[str, ...],
+        ends: tuple[str, ...],
+        starts_inside: bool = False,
+        *,
+        answer: AnswerTags | None = None,
+        closed: bool = False,
+    ) -> None:
+        """Set the tags.
+
+        Args:
+            begins: Opening tags.
+            ends: Closing tags.
+            starts_inside: True if the output starts within reasoning, without a tag.
+            answer: Tags around the content, if the model writes any.
+            closed: True if the prompt closes the reasoning, so that the output contains none.
+        """
+        self._begins = begins
+        self._ends = ends
         self._starts_inside = starts_inside
-        self._state = _ReasoningState.START
+        self._answer = AnswerUnwrapper(answer) if answer is not None else None
+        self._state = _ReasoningState.OUTSIDE if closed else _ReasoningState.START
         self._pending = ""
         self._whitespace: list[str] = []
-        self.has_reasoning = starts_inside
+        self.has_reasoning = starts_inside and not closed
         """True if the output has reasoning, judging by the text so far."""
 
     @property
@@ -47,6 +65,11 @@ class ReasoningParser:
 
         Text is held back while it may be part of a tag, and white space while it may precede a tag.
         """
+        reasoning, content = self._split(text)
+        return reasoning, content if self._answer is None else self._answer.feed(content)
+
+    def _split(self, text: str) -> tuple[str, str]:
+        """Return the new reasoning, and the new content with tags around it."""
         if self._state is _ReasoningState.OUTSIDE:
             return "", text
         text, self._pending = self._pending + text, ""
@@ -65,6 +88,10 @@ class ReasoningParser:
 
     def end(self) -> tuple[str, str]:
         """End the output; return the reasoning and the content that were held back."""
+        reasoning, content = self._end_split()
+        return reasoning, content if self._answer is None else self._answer.feed(content) + self._answer.end()
+
+    def _end_split(self) -> tuple[str, str]:
         pending, self._pending = self._pending, ""
         if self._state is _ReasoningState.INSIDE:
             return ("".join([*self._whitespace, pending]) if pending else ""), ""
@@ -74,10 +101,11 @@ class ReasoningParser:
 
     def _read_start(self, text: str) -> str:
         body = text.lstrip(WHITESPACE)
-        if body.startswith(self._begin):
-            self._state, self.has_reasoning = _ReasoningState.OPENED, True
-            return body[len(self._begin) :]
-        if self._begin.startswith(body):
+        for begin in self._begins:
+            if body.startswith(begin):
+                self._state, self.has_reasoning = _ReasoningState.OPENED, True
+                return body[len(begin) :]
+        if any(begin.startswith(body) for begin in self._begins):
             self._pending = text
             return ""
         self._state = _ReasoningState.OPENED if self._starts_inside else _ReasoningState.OUTSIDE
@@ -85,12 +113,13 @@ class ReasoningParser:
 
     def _read_inside(self, text: str) -> tuple[str, str]:
         """Return the reasoning in a text, and the text after the closing tag; hold back a partial tag."""
-        at = text.find(self._end)
-        if at >= 0:
+        found = min(((text.find(end), end) for end in self._ends if end in text), default=None)
+        if found is not None:
             self._state = _ReasoningState.CLOSED
-            text, rest = text[:at], text[at + len(self._end) :]
+            at, end = found
+            text, rest = text[:at], text[at + len(end) :]
         else:
-            cut = len(text) - partial_match_length(text, self._end)
+            cut = len(text) - max(partial_match_length(text, end) for end in self._ends)
             self._pending, text, rest = text[cut:], text[:cut], ""
         body = text.rstrip(WHITESPACE)
         reasoning = "".join([*self._whitespace, body]) if body else ""

@@ -8,10 +8,11 @@ from collections.abc import Collection
 
 from mizzen.gateway.tools.json_scanner import ValueScanner, skip_whitespace
 
-NAME_KEY = "name"
+NAME_KEYS = ("name", "tool_name")
+"""Keys that may hold the name; Cohere's models write the second one."""
 ARGUMENT_KEYS = ("arguments", "parameters")
 """Keys that may hold the arguments; models write one or the other, and the reader accepts both."""
-CALL_KEYS = (NAME_KEY, *ARGUMENT_KEYS, "type", "id", "call_id", "index")
+CALL_KEYS = (*NAME_KEYS, *ARGUMENT_KEYS, "type", "id", "call_id", "tool_call_id", "index")
 """Keys that a call may have. If any other key precedes the name or the arguments, the object is content."""
 
 
@@ -139,7 +140,7 @@ class CallReader:
             self.failed = self.failed or (not self.started and self._key not in CALL_KEYS)
             return
         self._state = _CallState.COMMA
-        if self._key == NAME_KEY and self.name is None:
+        if self._key in NAME_KEYS and self.name is None:
             name = self._decode(value_text, str)
             self.name = name if name in self._names else None
             self.failed = self.failed or self.name is None

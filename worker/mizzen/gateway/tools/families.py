@@ -1,45 +1,31 @@
 """Model families, each with its own syntax of tool calls, and detection of a model's family.
 
-A new family is added here: its parser, its grammar formats, and its detection in `detect_tool_family`.
+A new family needs a parser (`parsers`), output formats (`call_formats`), an entry in `FAMILIES`, and a rule
+in `_RULES` by which its models are detected.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from mizzen.gateway.text.tokenizer import Tokenizer
-from mizzen.gateway.tools import structural_tags
-from mizzen.gateway.tools.hermes import BEGIN, END, HermesParser
-from mizzen.gateway.tools.llama import TAG, LlamaParser
-from mizzen.gateway.tools.mistral import MARKER, BareListParser, MistralParser
+from mizzen.gateway.tools import call_formats as formats
+from mizzen.gateway.tools import python_formats
+from mizzen.gateway.tools.call_formats import FormatBuilder
 from mizzen.gateway.tools.parser_base import ToolParser
-from mizzen.gateway.tools.qwen_xml import ArgumentSchemas, XmlParser
-from mizzen.gateway.tools.qwen_xml_tags import CALL, CALL_END, FUNCTION, FUNCTION_END, PARAMETER
-from mizzen.gateway.tools.structural_tags import Format
+from mizzen.gateway.tools.parsers import glm, glm_xml, lists, pythonic
+from mizzen.gateway.tools.parsers.hermes import BEGIN, HermesParser
+from mizzen.gateway.tools.parsers.llama import TAG, LlamaParser
+from mizzen.gateway.tools.parsers.mistral import MARKER, MistralParser
+from mizzen.gateway.tools.parsers.qwen_xml import ArgumentSchemas, XmlParser
+from mizzen.gateway.tools.parsers.qwen_xml_tags import FUNCTION, PARAMETER, SEED_CALL
 
 _MISTRAL_ID = 9
 _BASE36 = string.digits + string.ascii_lowercase
-
-
-@dataclass(frozen=True, slots=True)
-class CallSchema:
-    """Name and argument schema of a tool, from which grammars are built."""
-
-    name: str
-    schema: Format | bool
-    """JSON schema of the arguments."""
-
-
-FormatBuilder = Callable[[Sequence[CallSchema], bool, Tokenizer], Format]
-"""Function that builds an output format.
-
-Its arguments are the tools that may be called, whether several calls are allowed, and the tokenizer.
-"""
 
 
 class ParserFactory(Protocol):
@@ -66,88 +52,6 @@ class ToolFamily:
     """Function that converts a call id to one that the chat template accepts."""
 
 
-def tool_call(begin: str, call: CallSchema, key: str, end: str) -> Format:
-    """Return the format of a call: a JSON object between `begin` and `end`; `key` holds the arguments."""
-    head = f'{begin}{{"name": {json.dumps(call.name)}, "{key}": '
-    return structural_tags.tag(head, structural_tags.json_value(call.schema), "}" + end)
-
-
-def hermes_call(call: CallSchema) -> Format:
-    """Return the format of a call in Hermes' syntax: a JSON object between tags."""
-    return tool_call(f"{BEGIN}\n", call, "arguments", f"\n{END}")
-
-
-def hermes_forced(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Tokenizer) -> Format:
-    """Return the format of output that consists only of calls in Hermes' syntax."""
-    return structural_tags.separated([*map(hermes_call, calls)], "\n", allow_parallel)
-
-
-def hermes_free(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Tokenizer) -> Format:
-    """Return the format of free text that may contain calls in Hermes' syntax."""
-    return triggered([*map(hermes_call, calls)], allow_parallel)
-
-
-def xml_call(call: CallSchema) -> Format:
-    """Return the format of a call in Qwen3-Coder's syntax: tags for the function and each argument."""
-    content = {**structural_tags.json_value(call.schema), "style": "qwen_xml", "max_whitespace_cnt": 1}
-    return structural_tags.tag(f"{CALL}\n{FUNCTION}{call.name}>\n", content, f"\n{FUNCTION_END}\n{CALL_END}")
-
-
-def xml_forced(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Tokenizer) -> Format:
-    """Return the format of output that consists only of calls in Qwen3-Coder's syntax."""
-    return structural_tags.separated([*map(xml_call, calls)], "\n", allow_parallel)
-
-
-def xml_free(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Tokenizer) -> Format:
-    """Return the format of free text that may contain calls in Qwen3-Coder's syntax."""
-    return triggered([*map(xml_call, calls)], allow_parallel)
-
-
-def triggered(tags: list[Format], allow_parallel: bool) -> Format:
-    """Return the format of free text that may contain calls; each call starts with `<tool_call>`."""
-    return {
-        "type": "triggered_tags",
-        "triggers": [BEGIN],
-        "tags": tags,
-        "stop_after_first": not allow_parallel,
-    }
-
-
-def llama_forced(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Tokenizer) -> Format:
-    """Return the format of output that is a single call, because Llama 3 makes one call per turn."""
-    return structural_tags.separated([tool_call("", call, "parameters", "") for call in calls], "; ", False)
-
-
-def llama_free(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Tokenizer) -> Format:
-    """Return the format of output that is either a single call or text."""
-    return structural_tags.either(
-        llama_forced(calls, allow_parallel, tokenizer), structural_tags.any_text('{"name": "')
-    )
-
-
-def mistral_forced(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Tokenizer) -> Format:
-    """Return the format of output that consists of Mistral's marker and a list of calls."""
-    return structural_tags.sequence(
-        structural_tags.marker_format(tokenizer, MARKER), bare_list(calls, allow_parallel, tokenizer)
-    )
-
-
-def mistral_free(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Tokenizer) -> Format:
-    """Return the format of text that may be followed by Mistral's marker and a list of calls."""
-    listed = mistral_forced(calls, allow_parallel, tokenizer)
-    return structural_tags.sequence(structural_tags.any_text(MARKER), structural_tags.optional(listed))
-
-
-def bare_list(calls: Sequence[CallSchema], allow_parallel: bool, tokenizer: Tokenizer) -> Format:
-    """Return the format of a JSON list of calls."""
-    items = [tool_call("", call, "arguments", "") for call in calls]
-    return structural_tags.sequence(
-        structural_tags.text("["),
-        structural_tags.separated(items, ", ", allow_parallel),
-        structural_tags.text("]"),
-    )
-
-
 def mistral_call_id(call_id: str) -> str:
     """Convert a call id to nine letters and digits, as Mistral's templates require.
 
@@ -159,27 +63,124 @@ def mistral_call_id(call_id: str) -> str:
     return "".join(_BASE36[number // 36**place % 36] for place in range(_MISTRAL_ID))
 
 
-HERMES = ToolFamily("hermes", HermesParser, hermes_forced, hermes_free)
-QWEN_XML = ToolFamily("qwen3-coder", XmlParser, xml_forced, xml_free)
-LLAMA = ToolFamily("llama3", LlamaParser, llama_forced, llama_free, shown_tokens=(TAG,))
+HERMES = ToolFamily("hermes", HermesParser, *formats.tagged_formats(formats.hermes_call))
+QWEN_XML = ToolFamily("qwen3-coder", XmlParser, *formats.tagged_formats(formats.xml_call))
+LLAMA = ToolFamily("llama3", LlamaParser, formats.llama_forced, formats.llama_free, shown_tokens=(TAG,))
 MISTRAL = ToolFamily(
     "mistral",
     MistralParser,
-    mistral_forced,
-    mistral_free,
+    *formats.MISTRAL_FORMATS,
     shown_tokens=MistralParser.markers,
     call_id=mistral_call_id,
 )
-BARE = ToolFamily("json", BareListParser, bare_list, bare_list)
+GRANITE = ToolFamily(
+    "granite",
+    lists.GraniteParser,
+    *formats.marked_formats("<|tool_call|>"),
+    shown_tokens=lists.GraniteParser.markers,
+)
+PHI4_MINI = ToolFamily(
+    "phi4-mini",
+    lists.GraniteParser,
+    *formats.marked_formats("<|tool_call|>", "<|/tool_call|>"),
+    shown_tokens=lists.GraniteParser.markers,
+)
+COHERE = ToolFamily(
+    "cohere",
+    lists.CohereParser,
+    *formats.marked_formats("<|START_ACTION|>", "<|END_ACTION|>", formats.cohere_list),
+    shown_tokens=lists.CohereParser.markers,
+)
+COMMAND_R = ToolFamily("command-r", lists.CommandRParser, *formats.COMMAND_R_FORMATS)
+HUNYUAN = ToolFamily(
+    "hunyuan",
+    lists.HunyuanParser,
+    *formats.marked_formats("<tool_calls>", "</tool_calls>"),
+    shown_tokens=lists.HunyuanParser.markers,
+)
+GLM = ToolFamily(
+    "glm4", glm.GlmParser, formats.glm_forced, formats.glm_free, shown_tokens=glm.GlmParser.markers
+)
+GLM_XML = ToolFamily(
+    "glm45",
+    glm_xml.GlmXmlParser,
+    *formats.tagged_formats(formats.glm_xml_call),
+    shown_tokens=glm_xml.TAGS,
+)
+SEED = ToolFamily(
+    "seed-oss",
+    XmlParser,
+    *formats.tagged_formats(formats.seed_call, SEED_CALL),
+    shown_tokens=XmlParser.markers,
+)
+OLMO = ToolFamily(
+    "olmo3",
+    pythonic.OlmoParser,
+    *python_formats.OLMO_FORMATS,
+    shown_tokens=pythonic.OlmoParser.markers,
+)
+PYTHONIC = ToolFamily(
+    "pythonic",
+    pythonic.PythonicParser,
+    python_formats.python_list,
+    python_formats.python_free,
+    shown_tokens=pythonic.PythonicParser.markers,
+)
+BARE = ToolFamily("json", lists.BareListParser, formats.bare_list, formats.bare_list)
 """Family of models whose syntax is unknown: only forced calls are supported, written as a JSON list."""
 
-FAMILIES = {family.name: family for family in (HERMES, QWEN_XML, LLAMA, MISTRAL)}
+FAMILIES = {
+    family.name: family
+    for family in (
+        *(HERMES, QWEN_XML, LLAMA, MISTRAL, GRANITE, PHI4_MINI, COHERE),
+        *(COMMAND_R, HUNYUAN, GLM, GLM_XML, SEED, OLMO, PYTHONIC),
+    )
+}
 NAMES = ("auto", "none", *FAMILIES)
 """Values of the option `tool_parser`."""
 
-_FOREIGN_MARKERS = ("<arg_key>", "tool▁call")
-"""Strings that identify chat templates of unsupported families; these templates also contain markers of a
-supported family."""
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """Rule that detects a family by strings in the chat template; None stands for an unsupported family."""
+
+    family: ToolFamily | None
+    contains: tuple[str, ...]
+    """Strings that the template must contain."""
+    lacks: tuple[str, ...] = ()
+    """Strings that the template must not contain."""
+    token: str | None = None
+    """Token that the tokenizer must have."""
+
+    def matches(self, template: str, tokenizer: Tokenizer) -> bool:
+        """Return whether the rule holds for a model."""
+        found = all(part in template for part in self.contains)
+        found = found and not any(part in template for part in self.lacks)
+        return found and (self.token is None or tokenizer.token_id(self.token) is not None)
+
+
+_RULES = (
+    _Rule(None, ("tool▁call",)),
+    _Rule(None, ("<arg_key>", "<tool_sep>")),
+    _Rule(GLM_XML, ("<arg_key>",)),
+    _Rule(SEED, (SEED_CALL,)),
+    _Rule(COHERE, ("<|START_ACTION|>",)),
+    _Rule(COMMAND_R, ("Action:", "tool_name", "<|CHATBOT_TOKEN|>")),
+    _Rule(MISTRAL, (MARKER,)),
+    _Rule(MISTRAL, ("AVAILABLE_TOOLS",), token=MARKER),
+    _Rule(OLMO, ("<function_calls>",)),
+    _Rule(HUNYUAN, ("<tool_calls>",)),
+    _Rule(QWEN_XML, (FUNCTION, PARAMETER)),
+    _Rule(PHI4_MINI, ("<|tool_call|>", "<|/tool_call|>")),
+    _Rule(PHI4_MINI, ("<|tool|>",), token="<|/tool_call|>"),
+    _Rule(GRANITE, ("<|tool_call|>",)),
+    _Rule(HERMES, (BEGIN,), lacks=(FUNCTION,)),
+    _Rule(GLM, ("[gMASK]", glm.OBSERVATION)),
+    _Rule(GLM, ("[gMASK]",), token=glm.OBSERVATION),
+    _Rule(PYTHONIC, ("[func_name1(",)),
+    _Rule(LLAMA, ("<|start_header_id|>", '"parameters"')),
+)
+"""Rules in order: a template may also contain the markers of a family whose rule comes later."""
 
 
 def detect_tool_family(option: str, template: str, tokenizer: Tokenizer) -> ToolFamily | None:
@@ -189,14 +190,4 @@ def detect_tool_family(option: str, template: str, tokenizer: Tokenizer) -> Tool
     """
     if option != "auto":
         return FAMILIES.get(option)
-    if any(other in template for other in _FOREIGN_MARKERS):
-        return None
-    if MARKER in template or (tokenizer.token_id(MARKER) is not None and "AVAILABLE_TOOLS" in template):
-        return MISTRAL
-    if FUNCTION in template and PARAMETER in template:
-        return QWEN_XML
-    if BEGIN in template and FUNCTION not in template:
-        return HERMES
-    if "<|start_header_id|>" in template and '"parameters"' in template:
-        return LLAMA
-    return None
+    return next((rule.family for rule in _RULES if rule.matches(template, tokenizer)), None)

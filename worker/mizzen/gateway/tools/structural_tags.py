@@ -64,6 +64,13 @@ def optional(content: Format) -> Format:
     return {"type": "optional", "content": content}
 
 
+def repeated(item: Format, separator: str, allow_parallel: bool) -> Format:
+    """Return the format of one item or, with `allow_parallel`, of several items joined by a separator."""
+    if not allow_parallel:
+        return item
+    return sequence(item, {"type": "star", "content": sequence(text(separator), item)})
+
+
 def any_text(*excludes: str) -> Format:
     """Return the format of free text that does not contain certain strings."""
     return {"type": "any_text", "excludes": list(excludes)}

@@ -1,4 +1,4 @@
-"""Tags of Qwen3-Coder's calls: where a key and a value end, also if the model wrote the tags with faults.
+"""Tags of calls of Qwen3-Coder and Seed-OSS: where a key and a value end, also in calls with faults.
 
 All functions read text that may continue. What they return does not change with the text that follows, so a
 value may contain any text that is certainly not a tag of the call.
@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
+SEED_CALL, SEED_CALL_END = "<seed:tool_call>", "</seed:tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 MAX_NAME = 256
@@ -23,9 +24,9 @@ _CLOSING = r"</\s{0,8}parameter\s{0,8}/?\s{0,8}>"
 _TAG = re.compile(
     rf"(?P<closing>{_CLOSING})"
     r"""|<parameter=\s{0,8}["']?(?P<key>[^\s:="'<>]{1,200})["']?(?=[\s:=>])"""
-    rf"|(?P<end>{FUNCTION_END}|{CALL_END})"
+    rf"|(?P<end>{FUNCTION_END}|{CALL_END}|{SEED_CALL_END})"
 )
-_AFTER_END = re.compile(rf"(?P<closing>{_CLOSING})|{CALL}")
+_AFTER_END = re.compile(rf"(?P<closing>{_CLOSING})|{CALL}|{SEED_CALL}")
 _OPEN_PARAMETER = re.compile(r"""<parameter=\s{0,8}["']?[^\s:="'<>]{0,200}["']?""")
 _MAX_TAG = 40
 """Upper bound of the length of a closing tag, in characters."""
@@ -96,12 +97,12 @@ def _ends_call(text: str, tag: re.Match[str], at_end: bool) -> bool | None:
     after = text[tag.end() : tag.end() + MAX_HELD]
     if tag["end"] == FUNCTION_END:
         following = after.lstrip()
-        if not following.startswith((CALL_END, CALL, FUNCTION)):
-            open_tags = (CALL_END, CALL, FUNCTION)
-            if len(after) == MAX_HELD or not any(other.startswith(following) for other in open_tags):
+        ends, others = (CALL_END, SEED_CALL_END), (CALL, SEED_CALL, FUNCTION)
+        if not following.startswith((*ends, *others)):
+            if len(after) == MAX_HELD or not any(other.startswith(following) for other in (*ends, *others)):
                 return False
             return True if at_end else None
-        if not following.startswith(CALL_END):
+        if not following.startswith(ends):
             return True
     found = _AFTER_END.search(after)
     if found is not None:
@@ -117,7 +118,8 @@ def _may_begin_tag(tail: str) -> bool:
         return True
     compact = "".join(tail.split())
     return len(tail) <= _MAX_TAG and any(
-        end.startswith(compact) for end in (PARAMETER_END, "</parameter/>", FUNCTION_END, CALL_END)
+        end.startswith(compact)
+        for end in (PARAMETER_END, "</parameter/>", FUNCTION_END, CALL_END, SEED_CALL_END)
     )
 
 

@@ -1,4 +1,4 @@
-"""Tool calls of Qwen3-Coder, and of Qwen 3.5 and later: tags for the function and for each argument.
+"""Tool calls of Qwen3-Coder, Qwen 3.5 and Seed-OSS: tags for the function and for each argument.
 
     <tool_call>
     <function=weather>
@@ -8,7 +8,8 @@
     </function>
     </tool_call>
 
-Values are not quoted: the tool's schema decides whether `5` is a number or text.
+Seed-OSS writes `<seed:tool_call>`. Values are not quoted: the tool's schema decides whether `5` is a number
+or text.
 
 Models also write faulty calls: they leave out `</parameter>`, or the `>` after a key (`<parameter=ids: 5`),
 or write `</parameter/>`. `qwen_xml_tags` determines where a value ends in such calls.
@@ -24,13 +25,15 @@ import msgspec
 
 from mizzen.gateway.tools.json_scanner import WHITESPACE
 from mizzen.gateway.tools.parser_base import MarkerParser
-from mizzen.gateway.tools.qwen_xml_tags import (
+from mizzen.gateway.tools.parsers.qwen_xml_tags import (
     CALL,
     CALL_END,
     FUNCTION,
     FUNCTION_END,
     MAX_NAME,
     PARAMETER,
+    SEED_CALL,
+    SEED_CALL_END,
     split_key,
     split_value,
 )
@@ -47,6 +50,9 @@ class XmlCallReader:
     The call starts once its name is that of a tool. The text of a string argument is returned as it arrives;
     an argument of another type is returned once it is complete.
     """
+
+    line_breaks_around_values = True
+    """True if a line break after the tag that opens a value is not part of the value."""
 
     def __init__(self, tools: ArgumentSchemas) -> None:
         self._tools = tools
@@ -88,7 +94,8 @@ class XmlCallReader:
         """End a started call at the end of the output; return what `add` returns."""
         self._at_end = True
         arguments, rest = self.add("")
-        return arguments, "" if CALL_END.startswith(rest.strip(WHITESPACE)) else rest
+        surplus = rest.strip(WHITESPACE)
+        return arguments, "" if any(end.startswith(surplus) for end in (CALL_END, SEED_CALL_END)) else rest
 
     # Each step reads some of the text, and returns the text that is left and whether to continue with it.
     # It returns False if it needs more text.
@@ -98,10 +105,17 @@ class XmlCallReader:
         if end < 0 and len(text) < MAX_NAME:
             return text, False
         if end >= 0 and text[:end] in self._tools:
-            self.name, self.started, self._step = text[:end], True, self._read_between
-            self._properties = property_schemas(self._tools[self.name])
-            return text[end + 1 :], True
-        cut = end + 1 if end >= 0 else MAX_NAME
+            return self._start(text[:end], text[end + 1 :])
+        return self._fail(text, end + 1 if end >= 0 else MAX_NAME)
+
+    def _start(self, name: str, rest: str) -> tuple[str, bool]:
+        """Start the call of the tool `name`; `rest` is the text after the name."""
+        self.name, self.started, self._step = name, True, self._read_between
+        self._properties = property_schemas(self._tools[name])
+        return rest, True
+
+    def _fail(self, text: str, cut: int) -> tuple[str, bool]:
+        """End the reading: the first `cut` characters show that the text is not a call."""
         self.failed = self.ended = True
         self._raw = text[:cut]
         return text[cut:], False
@@ -122,13 +136,17 @@ class XmlCallReader:
         if found is None:
             return text, False
         key, rest = found
+        self._begin_argument(key)
+        return rest, True
+
+    def _begin_argument(self, key: str) -> None:
+        """Write the key of an argument whose value follows."""
         self._new_arguments.append(
             ("{" if not self._keys else ", ") + json.dumps(key, ensure_ascii=False) + ": "
         )
         self._keys.add(key)
         self._schema = self._properties.get(key)
         self._step = self._begin_value
-        return rest, True
 
     def _begin_value(self, text: str) -> tuple[str, bool]:
         """Skip the line break before a value, and choose the step that reads the value."""
@@ -137,7 +155,7 @@ class XmlCallReader:
         is_text = not allowed_values(self._schema) and schema_types(self._schema) <= {"string"}
         self._new_arguments += ['"'] if is_text else []
         self._step = self._read_text if is_text else self._read_value
-        return text.removeprefix("\n"), True
+        return (text.removeprefix("\n") if self.line_breaks_around_values else text), True
 
     def _split_value(self, text: str) -> tuple[str, str | None, str]:
         """Return the next text of a value, the text after the value if it ends, and otherwise the rest."""
@@ -175,7 +193,7 @@ class XmlCallReader:
 class XmlParser(MarkerParser):
     """Parser of calls between tags, with content before, between and after the calls."""
 
-    markers = (CALL, CALL_END, FUNCTION, FUNCTION_END)
+    markers = (CALL, CALL_END, SEED_CALL, SEED_CALL_END, FUNCTION, FUNCTION_END)
 
     def __init__(self, tools: ArgumentSchemas, stop: tuple[str, ...] = ()) -> None:
         super().__init__(tools, stop)

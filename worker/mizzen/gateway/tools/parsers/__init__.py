@@ -1,0 +1,1 @@
+"""Incremental parsers of tool calls, one for each syntax in which models write calls."""

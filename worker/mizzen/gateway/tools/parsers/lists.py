@@ -1,0 +1,156 @@
+"""Tool calls as a JSON list of objects, which may follow a marker.
+
+| class | models | syntax |
+|---|---|---|
+| `BareListParser` | any, if a grammar forces calls | `[{…}, …]` |
+| `GraniteParser` | Granite 3, Phi-4-mini | `<|tool_call|>[{…}, …]`, with or without `<|/tool_call|>` |
+| `CohereParser` | Command R7B, Command A | `<|START_ACTION|>[{…}, …]<|END_ACTION|>` |
+| `CommandRParser` | Command R, Command R+ | `Action: ` and a code block with `[{…}, …]` |
+| `HunyuanParser` | Hunyuan | `<tool_calls>[{…}, …]</tool_calls>` |
+
+Each object has a name and arguments. A single object without a list is accepted, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mizzen.gateway.tools.call_reader import CallReader
+from mizzen.gateway.tools.json_scanner import WHITESPACE, skip_whitespace
+from mizzen.gateway.tools.parser_base import MarkerParser, ToolCallReader
+from mizzen.gateway.tools.parsers.named import NAME_START, NamedCallReader
+
+
+class BareListParser(MarkerParser):
+    """Parser of a list of calls, or of a single call.
+
+    Calls follow one of `begins`. A class without `begins` parses output that starts with calls.
+    """
+
+    begins: tuple[str, ...] = ()
+    """Markers after which calls follow."""
+    ends: tuple[str, ...] = ()
+    """Markers that end the calls."""
+
+    def __init__(self, tools: Mapping[str, Any], stop: tuple[str, ...] = ()) -> None:
+        super().__init__(tools, stop)
+        self._in_calls = not self.begins
+        self._in_list = False
+        self._opening = ""
+        """Text read since a marker or the start of a list; it becomes content if no call follows."""
+
+    def _parse_between_calls(self, text: str) -> str:
+        if not self._in_calls:
+            marker, rest = self._content_until_marker(text)
+            self._in_calls = marker in self.begins
+            return rest
+        at = skip_whitespace(text, 0)
+        if at and (self._opening or (self.begins and not self._in_list)):
+            self._opening += text[:at]
+        elif at:
+            self._output.add_content(text[:at])
+        if at:
+            return text[at:]
+        for marker in self.markers:
+            if text.startswith(marker):
+                if marker in self.ends:
+                    self._leave_calls()
+                return text[len(marker) :]
+        if any(marker.startswith(text) for marker in self.markers):
+            self._pending = text
+            return ""
+        return self._in_call_list(text)
+
+    def _in_call_list(self, text: str) -> str:
+        first = text[0]
+        self._reader = self._create_reader(first)
+        if self._reader is not None:
+            return text
+        if first == "[" and not self._in_list:
+            self._in_list, self._opening = True, self._opening + first
+            return text[1:]
+        if self._in_list and not self._opening and first in ",]":
+            self._in_calls = self._in_list = first == ","
+            return text[1:]
+        self._leave_calls()
+        return text
+
+    def _create_reader(self, first: str) -> ToolCallReader | None:
+        """Return a reader of a call that starts with the character `first`; None if no call does."""
+        return CallReader(self._names) if first == "{" else None
+
+    def _leave_calls(self) -> None:
+        self._add_content("")
+        self._in_calls = self._in_list = False
+
+    def _call_ended(self, failed: bool) -> None:
+        self._in_calls = self._in_list = self._in_list and not failed
+        self._opening = ""
+
+    def _add_content(self, text: str) -> None:
+        """Add to the content the text that might have opened a call, and then `text`, which is not a call."""
+        super()._add_content(self._opening + text)
+        self._opening = ""
+
+
+class GraniteParser(BareListParser):
+    """Parser of a list after `<|tool_call|>`; Granite 3.1 may write `<tool_call>` instead."""
+
+    begins = ("<|tool_call|>", "<tool_call>")
+    ends = ("<|/tool_call|>", "</tool_call>")
+    markers = (*begins, *ends)
+
+
+class CohereParser(BareListParser):
+    """Parser of a list between `<|START_ACTION|>` and `<|END_ACTION|>`."""
+
+    begins = ("<|START_ACTION|>",)
+    ends = ("<|END_ACTION|>",)
+    markers = (*begins, *ends)
+
+
+class FencedListParser(BareListParser):
+    """Base of parsers of calls that may be in a code block, whose end is dropped."""
+
+    def __init__(self, tools: Mapping[str, Any], stop: tuple[str, ...] = ()) -> None:
+        super().__init__(tools, stop)
+        self._closing = False
+
+    def _parse_between_calls(self, text: str) -> str:
+        if self._closing and not self._in_list:
+            text = text.lstrip(WHITESPACE + "`")
+            self._closing = not text
+            if not text:
+                return ""
+        return super()._parse_between_calls(text)
+
+    def _call_ended(self, failed: bool) -> None:
+        self._closing = not failed
+        super()._call_ended(failed)
+
+
+class CommandRParser(FencedListParser):
+    """Parser of a list in a code block after `Action:`."""
+
+    begins = ("Action: ```json", "Action:\n```json", "Action:```json")
+    markers = begins
+
+
+class HunyuanParser(FencedListParser):
+    """Parser of a list between `<tool_calls>` and `</tool_calls>`.
+
+    Each call may also be between `<tool_call>` and `</tool_call>`, as an object or as a name that is
+    followed by the arguments, which may be in a code block.
+    """
+
+    begins = ("<tool_calls>", "<tool_call>")
+    ends = ("</tool_calls>", "</tool_call>")
+    markers = (*begins, *ends)
+    _head = re.compile(r"([\w.-]+)\s*(?:```json)?\s*", re.ASCII)
+
+    def _create_reader(self, first: str) -> ToolCallReader | None:
+        if not self._in_list and NAME_START.match(first):
+            return NamedCallReader(self._names, self._head)
+        return super()._create_reader(first)

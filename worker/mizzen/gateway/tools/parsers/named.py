@@ -1,0 +1,70 @@
+"""Reader of a tool call that consists of a name and a JSON object with the arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from mizzen.gateway.tools.json_scanner import ValueScanner
+
+MAX_HEAD = 256
+"""Maximum number of characters that may precede the arguments of a call."""
+NAME_START = re.compile(r"[\w.-]", re.ASCII)
+
+
+class NamedCallReader:
+    """Reader of a call `name…{…}`, with the interface of `CallReader`."""
+
+    def __init__(self, names: Collection[str], head: re.Pattern[str]) -> None:
+        """Set the names of the tools, and the pattern of the text before the arguments.
+
+        The first group of `head` is the name.
+        """
+        self._names = names
+        self._head_pattern = head
+        self._head = ""
+        self._scanner = ValueScanner()
+        self.name: str | None = None
+        self.started = False
+        self.failed = False
+
+    @property
+    def ended(self) -> bool:
+        """True if the arguments have ended or the text is not a call."""
+        return self.failed or self._scanner.done
+
+    @property
+    def arguments_complete(self) -> bool:
+        """True if the arguments are complete."""
+        return self._scanner.done
+
+    @property
+    def raw(self) -> str:
+        """Text read before the arguments, or before the text turned out not to be a call."""
+        return self._head
+
+    def add(self, text: str) -> tuple[str, str]:
+        """Read more text; return the new text of the arguments, and the text after the call."""
+        at = 0
+        if not self.started:
+            brace = text.find("{", 0, MAX_HEAD - len(self._head))
+            at = brace if brace >= 0 else min(len(text), MAX_HEAD - len(self._head))
+            self._head += text[:at]
+            if brace >= 0:
+                self._begin()
+            else:
+                self.failed = len(self._head) == MAX_HEAD
+            if not self.started:
+                return "", text[at:]
+        end = self._scanner.scan(text, at)
+        return text[at:end], text[end:]
+
+    def complete(self) -> tuple[str, str]:
+        """Leave the call incomplete: how its JSON would go on is unknown."""
+        return "", ""
+
+    def _begin(self) -> None:
+        head = self._head_pattern.fullmatch(self._head)
+        self.name = head[1] if head is not None and head[1] in self._names else None
+        self.started = self.name is not None
+        self.failed = not self.started

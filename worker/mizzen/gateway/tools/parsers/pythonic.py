@@ -1,0 +1,192 @@
+"""Tool calls in the syntax of Python: `weather(city="Köln", days=2)`.
+
+| class | models | syntax |
+|---|---|---|
+| `PythonicParser` | templates for Llama 4 and Gemma 3 | `[f(a=1), g(b="x")]` as the whole answer |
+| `OlmoParser` | OLMo 3 | `<function_calls>f(a=1)\\ng(b="x")</function_calls>` |
+
+Values are literals of Python or JSON. Each argument is returned once it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from mizzen.gateway.tools.json_scanner import WHITESPACE
+from mizzen.gateway.tools.parser_base import ToolCallReader
+from mizzen.gateway.tools.parsers.lists import BareListParser
+from mizzen.gateway.tools.parsers.named import NAME_START
+from mizzen.gateway.tools.parsers.python_values import LiteralScanner, literal_as_json
+from mizzen.gateway.tools.parsers.qwen_xml import ArgumentSchemas, property_schemas
+
+MAX_NAME = 256
+"""Maximum length of the name of a tool or of a key, in characters."""
+_NAME = re.compile(r"[\w.-]+", re.ASCII)
+_KEY = re.compile(r"(\w{1,200})\s{0,16}=(?!=)")
+_MAYBE_KEY = re.compile(r"\w{0,200}\s{0,16}=?")
+
+
+class PythonCallReader:
+    """Reader of one call `name(key=value, …)`, with the interface of `CallReader`.
+
+    The call starts once its name is that of a tool and its first argument has a key, or it has no arguments.
+    Values without a key, after an argument that has one, get the keys that the tool describes, in order.
+    `**{…}` passes the keys of a JSON object.
+    """
+
+    def __init__(self, tools: ArgumentSchemas) -> None:
+        self._tools = tools
+        self._step = self._read_name
+        self._pending = self._raw = ""
+        self._scanner = LiteralScanner()
+        self._value: list[str] = []
+        self._new_arguments: list[str] = []
+        self._properties: Mapping[str, Any] = {}
+        self._key: str | None = None
+        self._keys: list[str] = []
+        self.name: str | None = None
+        self.started = False
+        self.failed = False
+        self.ended = False
+
+    @property
+    def arguments_complete(self) -> bool:
+        """True if the arguments are complete."""
+        return self.ended
+
+    @property
+    def raw(self) -> str:
+        """Text read before the call started, or before the text turned out not to be a call."""
+        return self._raw + self._pending
+
+    def add(self, text: str) -> tuple[str, str]:
+        """Read more text; return the new text of the arguments, and the text after the call."""
+        text, self._pending = self._pending + text, ""
+        more = True
+        while more and not self.ended:
+            text, more = self._step(text)
+        if not self.ended:
+            self._pending, text = text, ""
+        new_arguments, self._new_arguments = "".join(self._new_arguments), []
+        return new_arguments, text
+
+    def complete(self) -> tuple[str, str]:
+        """Leave the call incomplete: the value of the last argument is unknown."""
+        return "", ""
+
+    # Each step reads some of the text, and returns the text that is left and whether to continue with it.
+    # It returns False if it needs more text.
+
+    def _read_name(self, text: str) -> tuple[str, bool]:
+        found = _NAME.match(text)
+        end = found.end() if found is not None else 0
+        if end == len(text) and end < MAX_NAME:
+            return text, False
+        if end > MAX_NAME or text[end : end + 1] != "(" or text[:end] not in self._tools:
+            return self._fail(text, min(end, MAX_NAME))
+        self.name = text[:end]
+        self._properties = property_schemas(self._tools[self.name])
+        self._raw, self._step = text[: end + 1], self._read_argument
+        return text[end + 1 :], True
+
+    def _read_argument(self, text: str) -> tuple[str, bool]:
+        """Read the key of an argument, or the end of the call."""
+        body = text.lstrip(WHITESPACE)
+        if body.startswith(")"):
+            return self._end_call(body[1:])
+        if body.startswith("**"):
+            self._key = None
+            return self._begin_value(body[2:])
+        found = _KEY.match(body)
+        if found is not None and found.end() < len(body):
+            self._key = found[1]
+            return self._begin_value(body[found.end() :])
+        if body == "*" or _MAYBE_KEY.fullmatch(body):
+            return text, False
+        if not self.started:
+            return self._fail(text, 0)
+        unused = (key for key in self._properties if key not in self._keys)
+        self._key = next(unused, f"argument_{len(self._keys) + 1}")
+        return self._begin_value(body)
+
+    def _begin_value(self, rest: str) -> tuple[str, bool]:
+        self.started, self._raw = True, ""
+        self._scanner, self._value = LiteralScanner(), []
+        self._step = self._read_value
+        return rest, True
+
+    def _read_value(self, text: str) -> tuple[str, bool]:
+        end = self._scanner.scan(text, 0)
+        self._value.append(text[:end])
+        if not self._scanner.done:
+            return "", False
+        self._add_argument("".join(self._value))
+        self._step = self._read_argument
+        return text[end + 1 :] if text[end] == "," else text[end:], True
+
+    def _add_argument(self, value: str) -> None:
+        """Write an argument. A key that the call has already set is not written a second time."""
+        written = literal_as_json(value)
+        if self._key is not None:
+            members = {self._key: written}
+        elif written.startswith("{"):
+            members = {
+                key: json.dumps(member, ensure_ascii=False) for key, member in json.loads(written).items()
+            }
+            if not self._keys and members:  # the usual case: keep the text as it is
+                self._keys = list(members)
+                self._new_arguments.append(written[:-1].rstrip(WHITESPACE))
+                return
+        else:
+            members = {}
+        for key, text in members.items():
+            if key not in self._keys:
+                separator = "{" if not self._keys else ", "
+                self._new_arguments.append(f"{separator}{json.dumps(key, ensure_ascii=False)}: {text}")
+                self._keys.append(key)
+
+    def _end_call(self, rest: str) -> tuple[str, bool]:
+        self.started, self.ended, self._raw = True, True, ""
+        self._new_arguments.append("}" if self._keys else "{}")
+        return rest, False
+
+    def _fail(self, text: str, cut: int) -> tuple[str, bool]:
+        """End the reading; the text up to index `cut` belongs to what is not a call."""
+        self.failed = self.ended = True
+        self._raw += text[:cut]
+        return text[cut:], False
+
+
+class PythonicParser(BareListParser):
+    """Parser of a list of calls that is the whole answer; `<|python_tag|>` and similar tags are dropped."""
+
+    markers = ("<|python_tag|>", "<|python_start|>", "<|python_end|>")
+
+    def __init__(self, tools: ArgumentSchemas, stop: tuple[str, ...] = ()) -> None:
+        super().__init__(tools, stop)
+        self._tools = tools
+
+    def _create_reader(self, first: str) -> ToolCallReader | None:
+        return PythonCallReader(self._tools) if self._in_list and NAME_START.match(first) else None
+
+
+class OlmoParser(BareListParser):
+    """Parser of calls between `<function_calls>` and `</function_calls>`, each on a line."""
+
+    begins = ("<function_calls>",)
+    ends = ("</function_calls>",)
+    markers = (*begins, *ends)
+
+    def __init__(self, tools: ArgumentSchemas, stop: tuple[str, ...] = ()) -> None:
+        super().__init__(tools, stop)
+        self._tools = tools
+
+    def _create_reader(self, first: str) -> ToolCallReader | None:
+        return PythonCallReader(self._tools) if NAME_START.match(first) else None
+
+    def _call_ended(self, failed: bool) -> None:
+        super()._call_ended(failed)
+        self._in_calls = not failed
