@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -56,6 +58,17 @@ def test_a_captured_batch_follows_its_lengths(rows: int) -> None:
     for longest in (1, 40, 1536):
         slots = rng.integers(0, SLOTS, rows)
         batch.check(slots, rng.integers(1, longest + 1, rows).astype(np.int32), close)
+
+
+@pytest.mark.parametrize("groups", [1, 8])
+def test_attention_sinks_equal_the_reference(groups: int) -> None:
+    geometry = Geometry(heads=2 * groups, kv_heads=2, head_dim=64, windows=(None, 100), has_sinks=True)
+    kv, pages = make_kv(geometry, 16, torch.bfloat16)
+    sinks = torch.randn(2, geometry.heads, device=kv.device).mul_(3).to(torch.bfloat16)
+    kv = replace(kv, sinks=sinks)
+    check_mixed(FlashAttention3(geometry, kv), geometry, kv, pages, torch.bfloat16)
+    attention = make_attention(geometry, kv, prefill="auto", decode="auto")
+    assert (type(attention.decode), type(attention.prefill)) == (FlashAttention3, FlashAttention3)
 
 
 def test_auto_uses_fast_backends_where_supported() -> None:

@@ -52,6 +52,8 @@ class Geometry:
     """Factor of the query-key products; None for 1 / sqrt(head_dim)."""
     softcap: float | None = None
     """Bound c of the scaled products s, which become c * tanh(s / c); None for none."""
+    has_sinks: bool = False
+    """Whether each head has an attention sink (`PagedKV.sinks`)."""
 
     @property
     def score_scale(self) -> float:
@@ -110,6 +112,13 @@ class PagedKV:
     key_scales: tuple[float, ...] = ()
     """Scale of each layer: its cached keys are divided by it, and its queries are multiplied by it. Empty if
     all scales are 1."""
+    sinks: torch.Tensor | None = None
+    """Attention sinks [layers, heads] in the model's dtype; None for a model without.
+
+    A sink (arXiv 2309.17453, as gpt-oss uses it) is the learned score of a key that every query sees, and
+    whose value is zero: it takes its share of the softmax, so that the weights of the tokens add up to less
+    than 1.
+    """
 
     @property
     def device(self) -> torch.device:
@@ -125,6 +134,10 @@ class PagedKV:
     def quantized(self) -> bool:
         """Whether keys and values are 8-bit floats (e4m3); their scales are folded into the weights."""
         return self.keys.dtype == torch.float8_e4m3fn
+
+    def layer_sinks(self, layer: int) -> torch.Tensor | None:
+        """Return the attention sinks [heads] of a layer; None for a model without."""
+        return None if self.sinks is None else self.sinks[layer]
 
     def store(self, layer: int, slot_mapping: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write k, v [tokens, kv_heads, head_dim] to the KV slots `slot_mapping` (int64 [tokens])."""

@@ -33,13 +33,15 @@ log-sum-exps [batch, heads, n].
 class CpuAttention(AttentionBackend):
     """CPU backend that attends to shared KV spans separately and merges the results by their log-sum-exps.
 
-    The reference backend serves models with a softcap, and layers whose sliding window is shorter than the
-    longest row of the batch.
+    The reference backend serves models with a softcap or attention sinks, and layers whose sliding window is
+    shorter than the longest row of the batch.
     """
 
     def __init__(self, geometry: Geometry, kv: PagedKV) -> None:
         super().__init__(geometry, kv)
         self.reference = ReferenceAttention(geometry, kv)
+        self.needs_reference = geometry.softcap is not None or geometry.has_sinks
+        """Whether the reference backend serves all layers."""
 
     def plan_decode(self, rows: DecodeRows) -> PlannedAttention:
         """Plan a batch of decodes."""
@@ -56,14 +58,14 @@ class CpuAttention(AttentionBackend):
         return self.by_layer(longest, full, windowed)
 
     def any_full(self, longest: int) -> bool:
-        """Return whether any layer attends to all of `longest` tokens, without a softcap."""
-        return self.geometry.softcap is None and any(
+        """Return whether this backend's own kernels serve any layer for `longest` tokens."""
+        return not self.needs_reference and any(
             window is None or window >= longest for window in self.geometry.windows
         )
 
     def any_windowed(self, longest: int) -> bool:
         """Return whether any layer needs the reference backend for `longest` tokens."""
-        return self.geometry.softcap is not None or any(
+        return self.needs_reference or any(
             window is not None and window < longest for window in self.geometry.windows
         )
 

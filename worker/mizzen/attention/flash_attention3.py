@@ -147,6 +147,7 @@ class FlashAttention3(AttentionBackend):
                 k_descale=self.descale(layer, len(slots)),
                 softmax_scale=geometry.score_scale,
                 softcap=geometry.softcap or 0.0,
+                sinks=self.kv.layer_sinks(layer),
                 out=out[:, None],
             )
 
@@ -207,6 +208,7 @@ class FlashAttention3(AttentionBackend):
                 k_descale=self.descale(layer, len(slots)),
                 softmax_scale=geometry.score_scale,
                 softcap=geometry.softcap or 0.0,
+                sinks=self.kv.layer_sinks(layer),
                 out=out,
             )
 

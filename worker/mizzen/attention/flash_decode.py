@@ -63,6 +63,8 @@ def unsupported_reason(geometry: Geometry, kv: KVFormat) -> str | None:
         return f"at most {MAX_GQA_GROUP_SIZE} query heads may share a KV head, not {geometry.gqa_group_size}"
     if geometry.softcap is not None:
         return "it does not support attn_logit_softcapping"
+    if geometry.has_sinks:
+        return "it does not support attention sinks"
     return None
 
 

@@ -72,6 +72,8 @@ def unsupported_reason(geometry: Geometry, kv: KVFormat, template: str = "fa2") 
         return reason
     if geometry.softcap is not None:
         return "it does not support attn_logit_softcapping"
+    if geometry.has_sinks:
+        return "it does not support attention sinks"
     if importlib.util.find_spec("flashinfer") is None:
         return "it needs the package flashinfer-python (pip install 'mizzen[gpu]')"
     if not (has_compiled_kernels() or has_compiler()):

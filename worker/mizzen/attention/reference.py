@@ -34,21 +34,31 @@ def group_queries(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
 
 
 def scaled_attention(
-    geometry: Geometry, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+    geometry: Geometry,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attention of q [..., n, d] to k and v [..., m, d] with the model's scale and softcap.
 
     `mask` is bool and broadcasts to [..., n, m]; without a mask, attention is causal, and n must equal m.
+    `sinks` are the scores of the attention sinks, and broadcast to [..., n].
     """
-    if geometry.softcap is None:
+    if geometry.softcap is None and sinks is None:
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=geometry.score_scale
         )
     if mask is None:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
     scores = torch.matmul(q, k.transpose(-1, -2)).mul_(geometry.score_scale)
-    scores = scores.div_(geometry.softcap).tanh_().mul_(geometry.softcap)
-    weights = scores.masked_fill_(~mask, -torch.inf).softmax(-1, dtype=torch.float32)
+    if geometry.softcap is not None:
+        scores = scores.div_(geometry.softcap).tanh_().mul_(geometry.softcap)
+    scores = scores.masked_fill_(~mask, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.to(scores.dtype).expand(scores.shape[:-1])[..., None]), dim=-1)
+    weights = scores.softmax(-1, dtype=torch.float32)[..., : k.shape[-2]]
     return torch.matmul(weights.to(v.dtype), v)
 
 
@@ -60,16 +70,20 @@ def attend_chunk(
     out: torch.Tensor,
     *,
     mask: torch.Tensor | None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Compute the attention of q [n, heads, d] to k and v [m, kv_heads, d]; write it to `out` [n, heads, d].
 
-    `mask` is bool [n, m]; without a mask, attention is causal, and n must equal m. Keys and values are not
+    `mask` is bool [n, m]; without a mask, attention is causal, and n must equal m. `sinks` [heads] are the
+    scores of the attention sinks. Keys and values are not
     copied for each query head: `expand` broadcasts them over the query heads that share them.
     """
     queries = group_queries(q, k.shape[1])
     shape = (len(queries), k.shape[1], len(k), k.shape[2])
     keys, values = k.transpose(0, 1).expand(shape), v.transpose(0, 1).expand(shape)
-    result = scaled_attention(geometry, queries, keys, values, mask)
+    if sinks is not None:
+        sinks = sinks.view(k.shape[1], -1).t()[..., None]
+    result = scaled_attention(geometry, queries, keys, values, mask, sinks)
     group_queries(out, k.shape[1]).copy_(result)
 
 
@@ -116,7 +130,8 @@ class ReferenceAttention(AttentionBackend):
                 mask = masks[self.geometry.windows[layer]]
                 rows = slice(first, first + count)
                 keys, values = self.kv.read(layer, kv_slots, q.dtype)
-                attend_chunk(self.geometry, q[rows], keys, values, out[rows], mask=mask)
+                sinks = self.kv.layer_sinks(layer)
+                attend_chunk(self.geometry, q[rows], keys, values, out[rows], mask=mask, sinks=sinks)
                 first += count
 
         return run
@@ -146,11 +161,13 @@ class ReferenceDecodeRows:
         """Compute the attention of these rows of q [rows, heads, d]; write it to the same rows of `out`."""
         shape = (-1, self.geometry.kv_heads, self.geometry.gqa_group_size, self.geometry.head_dim)
         keys, values = self.kv.read(layer, self.kv_slots, q.dtype)
+        sinks = self.kv.layer_sinks(layer)
         result = scaled_attention(
             self.geometry,
             q[self.part].view(shape),
             keys.transpose(1, 2),
             values.transpose(1, 2),
             self.masks[self.geometry.windows[layer]],
+            None if sinks is None else sinks.view(shape[1:3]),
         )
         out[self.part].view(shape).copy_(result)

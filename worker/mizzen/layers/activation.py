@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from mizzen.layers.context import BuildContext
 from mizzen.layers.weight_target import WeightTarget
-from mizzen.models.block import Activation
+from mizzen.models.block import Activation, BlockConfig
 
 
 def relu2(x: torch.Tensor) -> torch.Tensor:
@@ -56,6 +56,27 @@ class ActivationFunction:
         return self(gate).mul_(up)
 
 
+class ClampedSwiGLU(ActivationFunction):
+    """The gate of gpt-oss: g * sigmoid(1.702 * g) * (u + 1), with clamped g and u."""
+
+    SLOPE = 1.702
+
+    def __init__(self, limit: float) -> None:
+        self.kind = Activation.CLAMPED_SWIGLU
+        self.fused = False
+        self.limit = limit
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the function of the gate alone, as a new tensor."""
+        x = x.clamp(max=self.limit)
+        return x * torch.sigmoid(self.SLOPE * x)
+
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Return the gated product [tokens, size] for gate and up together, [tokens, 2 * size]."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self(gate).mul_(up.clamp(-self.limit, self.limit).add_(1))
+
+
 class XIELU(ActivationFunction):
     """xIELU (arXiv 2411.13010), as Apertus uses it: its slopes are learned for each layer.
 
@@ -94,3 +115,20 @@ class XIELU(ActivationFunction):
         positive = self.alpha_p * x * x + self.beta * x
         negative = (torch.expm1(x.clamp(max=self.epsilon)) - x) * self.alpha_n + self.beta * x
         return torch.where(x > 0, positive, negative)
+
+
+def make_activation(build: BuildContext, block: BlockConfig, prefix: str) -> ActivationFunction:
+    """Make the activation function of a feed-forward block whose tensor names begin with `prefix`.
+
+    Raises:
+        ValueError: the activation needs a gate, and the block has none.
+    """
+    match block.activation:
+        case Activation.XIELU:
+            return XIELU(build, prefix + "act_fn")
+        case Activation.CLAMPED_SWIGLU:
+            if not block.has_gate:
+                raise ValueError("the activation clamped_swiglu needs a gate projection")
+            return ClampedSwiGLU(block.gate_limit)
+        case kind:
+            return ActivationFunction(build, kind)

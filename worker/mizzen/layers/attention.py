@@ -60,6 +60,10 @@ class SelfAttention:
         self.qk_norm = (
             None if block.qk_norm is None else QKNormLayer(build, config, prefix, q_shard, kv_shard)
         )
+        self.q_shard = q_shard
+        self.sinks = build.allocate(self.heads) if block.attention_sinks else None
+        """Scores of this rank's attention sinks [heads]; None for a model without."""
+        self.sinks_name, self.all_heads = prefix + names.sinks, config.heads
         self.norm_after_rope = block.qk_norm_after_rope
         self.fused = build.fused and (
             self.qk_norm is None or (self.qk_norm.fusible and not self.norm_after_rope)
@@ -73,6 +77,10 @@ class SelfAttention:
         yield from self.o_proj.targets()
         if self.qk_norm is not None:
             yield from self.qk_norm.targets()
+        if self.sinks is not None:
+            yield WeightTarget(
+                name=self.sinks_name, shape=(self.all_heads,), shard=(self.q_shard,), destination=self.sinks
+            )
 
     def finish(self) -> None:
         """Prepare the loaded weights: reorder the elements of query and key heads, if RoPE needs it."""

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
-from mizzen.layers.activation import XIELU, ActivationFunction
+from mizzen.layers.activation import make_activation
 from mizzen.layers.context import BuildContext
 from mizzen.layers.linear import MergedColumnParallelLinear, RowParallelLinear, name_rows
 from mizzen.layers.linear_methods.base import InputNorm
 from mizzen.layers.weight_target import WeightTarget
-from mizzen.models.block import Activation
 from mizzen.models.config import ModelConfig
 
 
@@ -26,11 +25,7 @@ class MLP:
         layers = name_rows([prefix + name for name in names.gate_up], [size] * count, [shard] * count)
         self.gate_up = MergedColumnParallelLinear(build, layers, config.hidden_size, bias)
         self.down = RowParallelLinear(build, prefix + names.down, config.hidden_size, size, bias)
-        self.activation = (
-            XIELU(build, prefix + "act_fn")
-            if block.activation is Activation.XIELU
-            else ActivationFunction(build, block.activation)
-        )
+        self.activation = make_activation(build, block, prefix)
         self.gate = self.activation if block.has_gate else None
 
     def targets(self) -> Iterator[WeightTarget]:

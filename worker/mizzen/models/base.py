@@ -115,6 +115,11 @@ class DecoderModel:
         factors = 1 + weight * torch.log1p(torch.floor(positions / period))
         return factors.to(self.embedding.weight.dtype)[:, None, None]
 
+    def attention_sinks(self) -> torch.Tensor | None:
+        """Return the attention sinks of this rank [layers, heads]; None for a model without."""
+        sinks = [layer.attention.sinks for layer in self.layers if layer.attention.sinks is not None]
+        return torch.stack(sinks) if sinks else None
+
     @contextmanager
     def without_fused_swiglu(self) -> Iterator[None]:
         """Disable the fused gate-up SwiGLU kernel of prefills in a `with` block that profiles peak memory.

@@ -58,6 +58,9 @@ class Activation(enum.StrEnum):
     """The square of ReLU (arXiv 2109.08668)."""
     XIELU = "xielu"
     """xIELU (arXiv 2411.13010), whose two parameters are learned for each layer."""
+    CLAMPED_SWIGLU = "clamped_swiglu"
+    """The gate of gpt-oss: g * sigmoid(1.702 * g) * (u + 1), with g clamped to at most `gate_limit`, and u to
+    plus or minus `gate_limit`; g and u are the gate and up projections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,8 @@ class TensorNames:
     """Names of the query, key and value projections; equal names mean one tensor that holds all three."""
     output: str = "o_proj"
     query_key_norm: tuple[str, str] = ("q_norm", "k_norm")
+    sinks: str = "sinks"
+    """Scores of the attention sinks; the name has no suffix in checkpoints."""
     mlp: str = "mlp"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     """Names of the gate and up projections; equal names mean one tensor that holds both. A block without a
@@ -104,9 +109,13 @@ class BlockConfig:
     """Factor of the query-key products; None for 1 / sqrt(head_dim)."""
     attention_softcap: float | None = None
     """Bound c of the scores, which become c * tanh(score / c) (Gemma 2); None for none."""
+    attention_sinks: bool = False
+    """Whether each query head has a learned attention sink (gpt-oss)."""
     query_scaling: tuple[float, int] | None = None
     """Pair (b, n) of Llama 4: a query at position p is multiplied by 1 + b * log(1 + floor(p / n))."""
     activation: Activation = Activation.SILU
+    gate_limit: float = 7.0
+    """Limit of `CLAMPED_SWIGLU`."""
     residual_multiplier: float = 1.0
     """Factor of the outputs of attention and feed-forward block before they are added (Granite)."""
     names: TensorNames = field(default_factory=TensorNames)

@@ -124,7 +124,13 @@ def make_attention_with_kv(
     geometry = rank_geometry(config, model.collectives.size)
     shape = (config.layers, pages * page_size, geometry.kv_heads, config.head_dim)
     keys, values = (zeros(shape, dtype or weight.dtype, weight.device) for _ in range(2))
-    kv = PagedKV(keys=keys, values=values, page_size=page_size, key_scales=key_scales)
+    kv = PagedKV(
+        keys=keys,
+        values=values,
+        page_size=page_size,
+        key_scales=key_scales,
+        sinks=model.attention_sinks(),
+    )
     return make_attention(geometry, kv, prefill=prefill, decode=decode)
 
 

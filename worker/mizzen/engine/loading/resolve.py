@@ -64,6 +64,7 @@ def rank_geometry(config: ModelConfig, ranks: int) -> Geometry:
         windows=config.windows,
         scale=config.block.attention_scale,
         softcap=config.block.attention_softcap,
+        has_sinks=config.block.attention_sinks,
     )
 
 
