@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 
 from mizzen_operator.api import labels
+from mizzen_operator.api.addresses import join_address
 from mizzen_operator.kube.client import KubeClient
 from mizzen_operator.kube.errors import KubeError
 from mizzen_operator.kube.refs import ObjectRef
@@ -118,5 +119,4 @@ async def _check_service(kube: KubeClient, ref: ObjectRef, port: int) -> str:
 
 
 def _readyz_url(service: dict[str, Any], port: int) -> str:
-    address = service["spec"]["clusterIP"]
-    return f"http://{f'[{address}]' if ':' in address else address}:{port}/readyz"
+    return f"http://{join_address(service['spec']['clusterIP'], port)}/readyz"

@@ -9,6 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
+def join_path(path: str, name: str) -> str:
+    """Return the path of an object's field; `path` is the object's own path, empty for the outermost one."""
+    return f"{path}.{name}" if path else name
+
+
 class _MissingField(Exception):
     """A required field is missing; the message is its path."""
 
@@ -21,7 +26,7 @@ class _RecordingDict(dict[str, Any]):
         self._path, self._last = path, last
 
     def __getitem__(self, name: str) -> Any:
-        path = f"{self._path}.{name}" if self._path else name
+        path = join_path(self._path, name)
         self._last[:] = [path]
         if name not in self:
             raise _MissingField(path)

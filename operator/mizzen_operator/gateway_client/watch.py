@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from mizzen_operator.api import labels
+from mizzen_operator.api.addresses import join_address
 from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.gateway_client.heartbeat import HeartbeatMonitor
 from mizzen_operator.gateway_client.routing_table import (
@@ -147,7 +148,7 @@ class GatewayWatch:
         body = {"service": key.name, "uid": uid, "prompt": prompt}
         body |= {"maxTokens": max_tokens, "timeoutSeconds": seconds}
         timeout = aiohttp.ClientTimeout(total=seconds + QUERY_SECONDS, sock_connect=QUERY_SECONDS)
-        url, headers = _url(endpoint, "/admin/verify"), _headers(endpoint)
+        url, headers = _url(endpoint.address, "/admin/verify"), _headers(endpoint)
         try:
             async with self._session.post(url, json=body, headers=headers, timeout=timeout) as response:
                 if (response.content_length or 0) > MAX_ANSWER_BYTES:
@@ -192,9 +193,8 @@ class GatewayWatch:
 
     async def _is_alive(self, address: str) -> bool:
         """Return whether a gateway answers over HTTP."""
-        host = f"[{address}]" if ":" in address else address
         try:
-            async with self._session.get(f"http://{host}:{labels.ADMIN_PORT}/healthz") as response:
+            async with self._session.get(_url(address, "/healthz")) as response:
                 return response.status < 500
         except (aiohttp.ClientError, OSError):
             return False
@@ -259,12 +259,11 @@ class GatewayWatch:
 
 
 def _engines_url(key: ServiceKey, endpoint: _Endpoint) -> str:
-    return _url(endpoint, f"/admin/engines?service={key.name}")
+    return _url(endpoint.address, f"/admin/engines?service={key.name}")
 
 
-def _url(endpoint: _Endpoint, path: str) -> str:
-    host = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
-    return f"http://{host}:{labels.ADMIN_PORT}{path}"
+def _url(address: str, path: str) -> str:
+    return f"http://{join_address(address, labels.ADMIN_PORT)}{path}"
 
 
 def _headers(endpoint: _Endpoint) -> dict[str, str]:

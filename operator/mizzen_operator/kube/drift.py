@@ -13,6 +13,7 @@ from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
 
+from mizzen_operator.api.field_errors import join_path
 from mizzen_operator.kube.objects import digest
 
 _OWNED_PATHS: Mapping[str, tuple[tuple[str, ...], ...]] = {
@@ -125,7 +126,7 @@ def changed_fields(live: Any, wanted: Any, path: str = "") -> dict[str, str]:
     if isinstance(wanted, Mapping) and isinstance(live, Mapping):
         found: dict[str, str] = {}
         for key, value in wanted.items():
-            below, quantities = _join(path, key), key in _QUANTITY_FIELDS
+            below, quantities = join_path(path, key), key in _QUANTITY_FIELDS
             if not (quantities and key in live and _quantities_match(live[key], value)):
                 found |= changed_fields(live.get(key), value, below)
         if found:
@@ -135,9 +136,9 @@ def changed_fields(live: Any, wanted: Any, path: str = "") -> dict[str, str]:
         unmatched = [
             at for at, value in enumerate(wanted) if not any(value is item for item in pairs.values())
         ]
-        found = {_join(path, _item_label(wanted[at], at)): digest(None) for at in unmatched}
+        found = {join_path(path, _item_label(wanted[at], at)): digest(None) for at in unmatched}
         for at, value in pairs.items():
-            found |= changed_fields(live[at], value, _join(path, _item_label(value, at)))
+            found |= changed_fields(live[at], value, join_path(path, _item_label(value, at)))
         if found:
             return found
     return {path: digest(live)}
@@ -148,13 +149,13 @@ def _extra_fields(live: Any, wanted: Any, shared_fields: frozenset[str], path: s
     if isinstance(wanted, Mapping) and isinstance(live, Mapping):
         for key, value in live.items():
             if _is_extra(key, value, wanted, shared_fields):
-                found[_join(path, key)] = digest(value)
+                found[join_path(path, key)] = digest(value)
             elif key in wanted and key not in shared_fields:
-                found |= _extra_fields(value, wanted[key], shared_fields, _join(path, key))
+                found |= _extra_fields(value, wanted[key], shared_fields, join_path(path, key))
     if isinstance(wanted, list) and isinstance(live, list) and (_contains_objects(wanted) or not wanted):
         pairs = _match_items(live, wanted)
         for at, value in enumerate(live):
-            below = _join(path, _item_label(value, at))
+            below = join_path(path, _item_label(value, at))
             if at not in pairs:
                 found[below] = digest(value)
             else:
@@ -165,10 +166,6 @@ def _extra_fields(live: Any, wanted: Any, shared_fields: frozenset[str], path: s
 def _item_label(item: Any, place: int) -> str:
     """Return the name of a list's item, or its place if it has no name, for a path."""
     return str(item["name"]) if isinstance(item, Mapping) and "name" in item else str(place)
-
-
-def _join(path: str, key: str) -> str:
-    return f"{path}.{key}" if path else key
 
 
 def _match_items(live: Sequence[Any], wanted: Sequence[Any]) -> dict[int, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 
 from mizzen_operator.api import labels, reasons
+from mizzen_operator.api.addresses import join_address
 from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
@@ -234,12 +235,12 @@ class ModelFetcher:
         running = any("running" in container.get("state", {}) for container in fetch_containers(status))
         if not address or not running:
             return {}
-        host = f"[{address}]" if ":" in address else address
+        url = f"http://{join_address(address, labels.FETCH_PORT)}/progress"
         timeout = aiohttp.ClientTimeout(total=_REQUEST_SECONDS)
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
-                session.get(f"http://{host}:{labels.FETCH_PORT}/progress", allow_redirects=False) as answer,
+                session.get(url, allow_redirects=False) as answer,
             ):
                 body = json.loads(await answer.content.read(_MAX_ANSWER)) if answer.status == 200 else {}
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
