@@ -337,6 +337,27 @@ def test_a_missing_model_or_revision_is_reported(hub: Any, fetch: Any, model: An
         fetch(uri, endpoint=hub.api.url)
 
 
+def test_the_result_has_the_sizes_of_the_model(hub: Any, model: Any, tmp_path: Path) -> None:
+    fields = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 100,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "torch_dtype": "float32",
+    }
+    header = b"{}"
+    weights = len(header).to_bytes(8, "little") + header
+    hub.push({"config.json": json.dumps(fields).encode(), "model.safetensors": weights})
+    message = tmp_path / "message"
+    process = start(hub, tmp_path / "to", "--termination-message", str(message))
+    assert process.wait(120) == 0
+    sizes = json.loads(message.read_text())
+    layer = 4 * 16 * 16 + 3 * 16 * 32 + 2 * 16
+    assert (sizes["parameters"], sizes["dtype"]) == (2 * 100 * 16 + layer + 16, "float32")
+
+
 def test_the_command_reports_its_result_and_progress(
     hub: Any, model: Any, expected_files: Any, tmp_path: Path
 ) -> None:

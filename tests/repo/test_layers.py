@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": LAYERS | {"engine"},
     "server": LAYERS | {"engine", "wire", "server"},
     "gateway": {"common", "core", "wire", "gateway"},
-    "fetch": {"common", "core", "fetch"},
+    "fetch": {"common", "core", "fetch", "inspection"},
     "inspection": {"engine", "inspection", "layers", "models", "weights"},
     "offline": LAYERS | {"engine", "wire", "server", "gateway", "offline", "progress"},
     "commands": LAYERS

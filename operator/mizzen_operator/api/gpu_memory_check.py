@@ -1,9 +1,10 @@
-"""Checks whether a model can fit into the GPUs of a group, based on the declared sizes.
+"""Checks whether a model can fit into the GPUs of a group, based on declared sizes or on the fetched model.
 
 The check computes a lower bound of the memory that each rank needs: the rank's share of the weights, and a
 little for activations, CUDA graphs and one KV page. If a model fails the check, it can never start, so no
 pods are created. A model that passes may still be too large; the engine then reports this when it starts.
-Nothing is checked unless the spec declares both the number of parameters and the GPU's memory.
+Nothing is checked unless the spec declares the GPU's memory, and the number of parameters is declared or
+known from the fetched model. `mizzen inspect` says the same about a model before it is deployed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ PARAMETER_UNITS = {"M": 10**6, "B": 10**9, "T": 10**12}
 MEMORY_UNITS = {"Mi": 2**20, "Gi": 2**30}
 BYTES_PER_PARAMETER = {"Auto": 2, "BFloat16": 2, "Float16": 2, "Float32": 4}
 """Bytes per parameter, by dtype. The value for `Auto` is a lower bound: the model may have a wider type."""
+BYTES_PER_DTYPE = {"bfloat16": 2, "float16": 2, "float32": 4}
+"""Bytes per parameter of a fetched model, if its dtype is not changed, by the data type of its weights."""
 RESERVED_BYTES = 256 * 2**20
 """Minimum number of bytes that every rank needs in addition to its weights."""
 
@@ -33,30 +36,50 @@ class MemoryCheck:
     message: str
 
 
-def check_gpu_memory(service: InferenceService) -> MemoryCheck | None:
+def check_gpu_memory(service: InferenceService, parameters: int = 0, dtype: str = "") -> MemoryCheck | None:
     """Compare the memory that a rank needs with the part of its GPU's memory that the engine may use.
 
+    Args:
+        service: the service.
+        parameters: number of parameters of the fetched model, which takes precedence over the declared
+            number; 0 if it is unknown.
+        dtype: data type of the fetched weights; empty if it is unknown.
+
     Returns:
-        The result; None if the spec lacks the number of parameters or the GPU's memory, or the engine runs on
-        the CPU.
+        The result; None if the number of parameters is unknown, the spec lacks the GPU's memory, or the
+        engine runs on the CPU.
     """
-    if not (service.parameters and service.gpu_memory) or service.engine.device == "CPU":
+    if not ((parameters or service.parameters) and service.gpu_memory) or service.engine.device == "CPU":
         return None
-    parameters = float(service.parameters[:-1]) * PARAMETER_UNITS[service.parameters[-1]]
+    declared = not parameters
+    count = float(parameters) or (float(service.parameters[:-1]) * PARAMETER_UNITS[service.parameters[-1]])
+    shown = service.parameters if declared else _format_count(parameters)
+    element = BYTES_PER_PARAMETER[service.model.dtype]
+    if service.model.dtype == "Auto":
+        element = BYTES_PER_DTYPE.get(dtype, element)
     memory = int(service.gpu_memory[:-2]) * MEMORY_UNITS[service.gpu_memory[-2:]]
-    weights = parameters * BYTES_PER_PARAMETER[service.model.dtype] / service.tensor
+    weights = count * element / service.tensor
     available = memory * float(service.engine.memory_fraction)
     needed = weights + RESERVED_BYTES
     figures = (
-        f"{service.parameters} parameters on {service.tensor} GPUs need at least {_format_gib(needed)} of "
-        f"each, and may use {_format_gib(available)}: "
+        f"{shown} parameters on {service.tensor} {'GPU' if service.tensor == 1 else 'GPUs'} need at least "
+        f"{_format_gib(needed)} of each, and may use {_format_gib(available)}: "
         f"{service.engine.memory_fraction} of {service.gpu_memory}"
     )
     if needed <= available:
         return MemoryCheck(True, figures)
-    advice = "raise spec.parallelism.tensor, or correct spec.model.parameters or spec.accelerator.memory"
+    wrong = "spec.model.parameters or spec.accelerator.memory" if declared else "spec.accelerator.memory"
+    advice = f"raise spec.parallelism.tensor, or correct {wrong}"
     return MemoryCheck(False, f"{figures}; {advice}")
 
 
 def _format_gib(size: float) -> str:
     return f"{size / 2**30:.1f} GiB"
+
+
+def _format_count(count: int) -> str:
+    """Format a number of parameters, such as 8.19B, in the same way as `mizzen inspect`."""
+    for unit, size in sorted(PARAMETER_UNITS.items(), key=lambda item: -item[1]):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)

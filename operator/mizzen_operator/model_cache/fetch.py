@@ -30,6 +30,7 @@ from mizzen_operator.metrics import Metrics
 from mizzen_operator.model_cache.progress import (
     Download,
     fetch_containers,
+    finish_download,
     is_kept_by_sidecar,
     load_finished_download,
     new_download,
@@ -175,14 +176,7 @@ class ModelFetcher:
         fetching = [pod for pod in await self._list_pods(service) if is_owned_by(pod, uid)]
         for pod in fetching:
             if (result := read_result(pod)) is not None:
-                total = int(result.get("bytes", 0))
-                return replace(
-                    download,
-                    revision=str(result.get("revision", "")),
-                    total_bytes=total,
-                    fetched_bytes=total,
-                    cached_time=timestamp(datetime.now(UTC)),
-                )
+                return finish_download(download, result, timestamp(datetime.now(UTC)))
         live = [pod for pod in fetching if "deletionTimestamp" not in pod["metadata"]]
         running = [pod for pod in live if pod.get("status", {}).get("phase") != "Failed"]
         message = ""

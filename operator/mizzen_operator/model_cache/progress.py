@@ -40,6 +40,8 @@ class Download:
         bytes_per_second: current rate of the download.
         seconds_left: remaining seconds at this rate; None if it is unknown.
         cached_time: time at which the download was completed; empty until then.
+        parameters: number of parameters of the model; 0 while it is unknown.
+        dtype: data type in which its weights are saved; empty while it is unknown.
         error: error of the last attempt; empty if it succeeded.
         waiting_for: reason why the fetch is waiting or retrying; empty while it makes progress.
     """
@@ -53,6 +55,8 @@ class Download:
     bytes_per_second: int = 0
     seconds_left: int | None = None
     cached_time: str = ""
+    parameters: int = 0
+    dtype: str = ""
     error: str = ""
     waiting_for: str = ""
 
@@ -73,6 +77,8 @@ class Download:
             "resolvedRevision": self.revision,
             "cachedTime": self.cached_time,
             "totalBytes": self.total_bytes,
+            "parameters": self.parameters or None,
+            "dtype": self.dtype,
             "fetchedBytes": self.fetched_bytes,
             "downloadPercent": self.percent,
             **({} if self.cached_time else rate),
@@ -106,6 +112,8 @@ def load_finished_download(service: InferenceService) -> Download | None:
         total_bytes=total,
         fetched_bytes=total,
         cached_time=model["cachedTime"],
+        parameters=model.get("parameters", 0),
+        dtype=model.get("dtype", ""),
     )
 
 
@@ -224,6 +232,20 @@ def _pod_error(status: Mapping[str, Any]) -> str:
 def _has_started(status: Mapping[str, Any]) -> bool:
     return any(
         "waiting" not in container.get("state", {"waiting": {}}) for container in fetch_containers(status)
+    )
+
+
+def finish_download(download: Download, result: Mapping[str, Any], time: str) -> Download:
+    """Return a download that was completed at `time`, with the result that its pod reports."""
+    total, dtype = _non_negative(result, "bytes"), result.get("dtype")
+    return replace(
+        download,
+        revision=str(result.get("revision", "")),
+        total_bytes=total,
+        fetched_bytes=total,
+        cached_time=time,
+        parameters=_non_negative(result, "parameters"),
+        dtype=dtype if isinstance(dtype, str) else "",
     )
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from mizzen_operator.api import reasons
-from mizzen_operator.api.gpu_memory_check import check_gpu_memory
+from mizzen_operator.api.gpu_memory_check import MemoryCheck, check_gpu_memory
 from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.gateway.reconcile import ReconciledGateway, token_refused_reason
@@ -75,6 +75,7 @@ class ServiceReconciler:
         # 1. Observe: read the service's objects, and load the rollout state from its status.
         observed = await observe(collaborators.kube, service, collaborators.first_seen)
         collaborators.autoscaler.observe_service(key, service.autoscaling, service.uid)
+        finished = load_finished_download(service)
         context = ReconcileContext(
             service=service,
             observed=observed,
@@ -82,8 +83,8 @@ class ServiceReconciler:
             now=datetime.now(UTC),
             rollout=load_state(service.status),
             groups=observed.groups,
-            memory_fit=check_gpu_memory(service),
-            download=load_finished_download(service),
+            memory_fit=_check_memory(service, finished),
+            download=finished,
         )
         previous = self._previous.get(key, PreviousResult())
         if collaborators.apply_cache.expire(service, observed.progress_marker, settled=observed.settled):
@@ -123,6 +124,7 @@ class ServiceReconciler:
                     context.now,
                 )
                 context.download, context.restarts_counted = download, True
+                context.memory_fit = _check_memory(service, download)
                 actions = await self._plan(context, service)
                 # 9. Execute: write new failures to the status before the failed pods are deleted; then act.
                 if any(isinstance(action, DeleteGroup) for action in actions):
@@ -306,3 +308,10 @@ def _cold_start(before: Sequence[Group], after: Sequence[Group]) -> Mapping[str,
     started = [group for group in after if group.was_routable and group.uid not in routable]
     entries = [cold_start_entry(group.name, group.startup, datetime.now(UTC)) for group in started]
     return max(entries, key=lambda entry: entry["firstReadySeconds"], default={})
+
+
+def _check_memory(service: InferenceService, download: Download | None) -> MemoryCheck | None:
+    """Check whether the model can fit, with the sizes of the fetched model if they are known."""
+    if download is None:
+        return check_gpu_memory(service)
+    return check_gpu_memory(service, download.parameters, download.dtype)

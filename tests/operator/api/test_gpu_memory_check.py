@@ -9,6 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marks import in_cluster
+from mizzen.engine.config import EngineOptions
+from mizzen.inspection.inspect_model import inspect_model
+from mizzen.inspection.model_files import ModelFiles
+from mizzen.models.hf_fields import Fields
 from mizzen_operator.api.gpu_memory_check import check_gpu_memory
 
 
@@ -50,6 +54,60 @@ def test_there_is_no_result_unless_both_sizes_are_declared(service: Any) -> None
     assert check_gpu_memory(service(engine={"device": "CPU"}, **numbers)) is None
 
 
+QWEN3_8B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+}
+
+
+@in_cluster
+@pytest.mark.parametrize("tensor", [1, 2, 4, 8])
+@pytest.mark.parametrize("memory", [2, 4, 8, 16, 24])
+@pytest.mark.parametrize("dtype", ["Auto", "Float32"])
+def test_a_fetched_model_is_checked_with_the_words_of_mizzen_inspect(
+    service: Any, tensor: int, memory: int, dtype: str
+) -> None:
+    options = EngineOptions(model="m", dtype=dtype.lower(), memory_fraction=0.9)
+    files = ModelFiles(name="m", fields=Fields(QWEN3_8B))
+    inspected = inspect_model(
+        files, options, tensors=(tensor,), gpu=f"{memory}Gi", memory=memory << 30
+    ).memory_fits[0]
+    demo = service(
+        model={"parameters": "1T", "dtype": dtype},  # the number of the fetched model takes precedence
+        parallelism={"tensor": tensor},
+        accelerator={"memory": f"{memory}Gi"},
+        engine={"memoryFraction": "0.9"},
+    )
+    result = check_gpu_memory(demo, 8190735360, "bfloat16")
+    assert result is not None
+    sentence = result.message.partition(";")[0]
+    assert sentence == inspected.message.partition(";")[0]
+    assert sentence.startswith("8.19B parameters on ")
+    assert result.fits or not inspected.fits
+    assert ("raise spec.parallelism.tensor, or correct spec.accelerator.memory" in result.message) == (
+        not result.fits
+    )
+
+
+@in_cluster
+def test_the_dtype_of_the_fetched_weights_counts(service: Any) -> None:
+    demo = service(accelerator={"memory": "24Gi"})
+    found = {dtype: check_gpu_memory(demo, 8 * 10**9, dtype) for dtype in ("float32", "bfloat16", "", "int4")}
+    assert {dtype: result and result.fits for dtype, result in found.items()} == {
+        "float32": False,
+        "bfloat16": True,
+        "": True,
+        "int4": True,
+    }
+
+
 @in_cluster
 def test_a_model_that_cannot_fit_gets_no_pod_and_old_groups_keep_serving(
     api: Any, node: Any, operators: Any, namespace: str, minimal: Any, eventually: Any
@@ -69,7 +127,7 @@ def test_a_model_that_cannot_fit_gets_no_pod_and_old_groups_keep_serving(
         return api.list("Pod", namespace, "mizzen.dev/component=engine")
 
     eventually(lambda: condition("Scheduled")["reason"] == condition("Failed")["reason"] == "WillNotFit", 60)
-    assert "70B parameters on 1 GPUs need at least 130.6 GiB" in condition("Scheduled")["message"]
+    assert "70B parameters on 1 GPU need at least 130.6 GiB" in condition("Scheduled")["message"]
     eventually(lambda: condition("GatewayReady")["status"] == "True", 60)
     assert engines() == []
     api.patch("InferenceService", namespace, "demo", {"spec": {"accelerator": {"memory": "180Gi"}}})

@@ -156,6 +156,19 @@ def test_a_model_is_fetched_once_and_then_served(fetched: Callable[..., Fetched]
     assert [name for name in demo.node.names if f"{demo.namespace}/demo-fetch-" in name] == names
 
 
+def test_a_fetched_model_that_cannot_fit_gets_no_pod(fetched: Callable[..., Fetched]) -> None:
+    sizes = {"parameters": 8190735360, "dtype": "bfloat16"}
+    demo = fetched(
+        {"result": {**RESULT["result"], **sizes}}, engine={"device": "CUDA"}, accelerator={"memory": "16Gi"}
+    )
+    demo.becomes("Failed", "True", "WillNotFit")
+    assert "8.19B parameters on 1 GPU need at least 15.5 GiB of each" in demo.message("Scheduled")
+    assert (demo.model()["parameters"], demo.model()["dtype"]) == (8190735360, "bfloat16")
+    assert not demo.pods()
+    demo.patch(accelerator={"memory": "24Gi"})
+    demo.settle(1)
+
+
 def test_a_fetch_ends_although_its_pod_has_a_sidecar(
     fetched: Callable[..., Fetched], node: Any, namespace: str
 ) -> None:

@@ -17,6 +17,7 @@ from mizzen_operator.api.types import InferenceService
 from mizzen_operator.model_cache.progress import (
     Download,
     allowed_actions,
+    finish_download,
     load_finished_download,
     pause_during_download,
     read_progress,
@@ -69,6 +70,27 @@ def test_a_finished_download_of_another_model_or_cache_does_not_count(service: M
 
 
 BEGUN = Download("p", "hf://a/b", "b-1")
+
+
+def test_the_sizes_of_a_fetched_model_are_kept_in_the_status(service: Make) -> None:
+    one = service()
+    begun = Download(cache_location(one), "hf://a/b", cache_folder(one))
+    result = {"revision": COMMIT, "bytes": 7, "files": 1, "parameters": 9 * 10**9, "dtype": "float32"}
+    done = finish_download(begun, result, "2026-01-01T00:00:00Z")
+    assert (done.parameters, done.dtype, done.percent) == (9 * 10**9, "float32", 100)
+    status = done.as_status()
+    assert (status["parameters"], status["dtype"]) == (9 * 10**9, "float32")
+    again = load_finished_download(replace(one, status={"model": status}))
+    assert again is not None and (again.parameters, again.dtype) == (9 * 10**9, "float32")
+
+
+@pytest.mark.parametrize("sizes", [{}, {"parameters": "many", "dtype": 1}, {"parameters": -1, "dtype": None}])
+def test_a_result_without_valid_sizes_leaves_them_unknown(sizes: dict[str, Any]) -> None:
+    done = finish_download(BEGUN, {"revision": COMMIT, "bytes": 7, **sizes}, "2026-01-01T00:00:00Z")
+    assert (done.parameters, done.dtype, done.total_bytes) == (0, "", 7)
+    assert not {"parameters", "dtype"} & done.as_status().keys()
+
+
 SOURCES = st.from_regex(r"(hf|s3|oci)://[A-Za-z0-9._~@+=/-]{1,80}", fullmatch=True)
 
 

@@ -270,7 +270,14 @@ def run_fetch(uri: str, folder: Path, config: FetchConfig) -> int:
         logger.error("%s", error)
         write_termination_message(config.termination_message, str(error))
         return 1
-    result = {"revision": manifest.revision, "bytes": manifest.size, "files": len(manifest.files)}
+    from mizzen.inspection.sizes import read_sizes
+
+    result = {
+        "revision": manifest.revision,
+        "bytes": manifest.size,
+        "files": len(manifest.files),
+        **read_sizes(folder),
+    }
     logger.info("%s is complete: %s", folder, json.dumps(result))
     write_termination_message(config.termination_message, json.dumps(result))
     return 0
