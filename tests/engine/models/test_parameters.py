@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from family_twins import TWINS
+from family_twins import SMALL, TWINS
 from mizzen.layers.context import BuildContext
 from mizzen.layers.sharding import Axis, Mesh, check_shardable
 from mizzen.models.base import DecoderModel
+from mizzen.models.block import Activation, BlockConfig, NormKind, NormPlacement, QKNorm, TensorNames
 from mizzen.models.config import ModelConfig
+from mizzen.models.hf_fields import Fields
 from mizzen.models.parameters import count_parameters
-from mizzen.models.registry import read_config
+from mizzen.models.registry import read_config, read_fields
 
 
 def loaded_by_rank(config: ModelConfig, ranks: int) -> int:
@@ -28,6 +31,23 @@ def loaded_by_rank(config: ModelConfig, ranks: int) -> int:
         collectives=communicator,
     )
     return sum(target.destination.numel() for target in DecoderModel(build, config).targets())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attention_sinks": True},
+        {"norm": NormKind.LAYER, "norm_bias": True, "placement": NormPlacement.SANDWICH},
+        {"qk_norm": QKNorm.FULL},
+        {"qk_norm": QKNorm.HEADWISE, "placement": NormPlacement.PARALLEL},
+        {"activation": Activation.XIELU, "names": TensorNames(gate_up=("up_proj",))},
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_parameters_of_each_option_of_a_block_are_counted(options: dict[str, Any], ranks: int) -> None:
+    fields = {**SMALL, "vocab_size": 161, "architectures": ["LlamaForCausalLM"], "attention_bias": True}
+    config = replace(read_fields(Fields(fields)), mlp_bias=True, block=BlockConfig(**options))
+    assert count_parameters(config, ranks) == loaded_by_rank(config, ranks)
 
 
 @pytest.mark.parametrize("twin", TWINS)

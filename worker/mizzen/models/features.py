@@ -25,6 +25,7 @@ ACTIVATIONS = {
     Activation.GELU_TANH: "GELU (tanh)",
     Activation.RELU2: "squared ReLU",
     Activation.XIELU: "xIELU",
+    Activation.CLAMPED_SWIGLU: "clamped SwiGLU",
 }
 
 
@@ -42,6 +43,7 @@ def list_features(config: ModelConfig) -> tuple[str, ...]:
         _describe_ropes(config),
         "softcaps" if block.attention_softcap or config.logits_softcap else "",
         _describe_multipliers(config),
+        "attention sinks" if block.attention_sinks else "",
         "scaled queries" if block.query_scaling else "",
     ]
     return tuple(feature for feature in found if feature)

@@ -25,6 +25,7 @@ def count_parameters(config: ModelConfig, ranks: int = 1) -> int:
     query, key_value = heads * config.head_dim, kv_heads * config.head_dim
     qkv = query + 2 * key_value
     attention = (hidden + config.qkv_bias) * qkv + hidden * (query + config.output_bias)
+    attention += heads * block.attention_sinks
     inner = config.intermediate_size // ranks
     inputs = len(block.names.gate_up)
     mlp = inputs * inner * (hidden + config.mlp_bias) + hidden * (inner + config.mlp_bias)
