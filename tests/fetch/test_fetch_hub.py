@@ -159,6 +159,11 @@ def test_a_server_that_keeps_failing_ends_the_fetch(
     assert len(hub.api.requests) == 3
 
 
+def test_an_unreachable_server_ends_the_fetch_with_advice(fetch: Any) -> None:
+    with pytest.raises(ServerUnavailable, match=r"does not answer: .*; check the network, .*HTTPS_PROXY"):
+        fetch(URI, endpoint="http://127.0.0.1:9", attempts=2)
+
+
 def test_a_rejected_range_is_reported_as_a_changed_file(hub: Any, fetch: Any, model: Any) -> None:
     hub.push(model)
     hub.cdn.faults.unsatisfiable = 1

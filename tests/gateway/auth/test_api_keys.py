@@ -99,6 +99,7 @@ async def test_only_valid_keys_are_accepted(
     with pytest.raises(openai.AuthenticationError) as wrong:
         await gateway.client("sk-wrong-key").chat.completions.create(model="demo", messages=USER)
     assert (wrong.value.status_code, wrong.value.code) == (401, "invalid_api_key")
+    assert "check it, or ask for another one" in wrong.value.message
     async with httpx.AsyncClient(timeout=60) as http:
         for path in ("/v1/models", "/v1/chat/completions", "/docs", "/nothing"):
             response = await http.get(gateway.url + path)

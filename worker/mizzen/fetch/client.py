@@ -17,12 +17,22 @@ from weakref import WeakSet
 
 import httpx
 
-from mizzen.fetch.errors import CorruptDownload, FetchError, FetchStopped, ServerUnavailable
+from mizzen.fetch.errors import (
+    CorruptDownload,
+    FetchError,
+    FetchStopped,
+    ServerUnavailable,
+    ServerUnreachable,
+)
 
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 30.0
 MAX_REDIRECTS = 5
 MAX_BODY = 64 * 1024 * 1024
 """Maximum size in bytes of the body of a response to `FetchClient.get`, e.g. of a listing or a manifest."""
+_NETWORK_ADVICE = (
+    "check the network, or name a mirror (spec.model.endpoint; for the hub on the command line HF_ENDPOINT) "
+    "or a proxy (HTTPS_PROXY)"
+)
 _TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 Result = TypeVar("Result")
@@ -182,6 +192,8 @@ class FetchClient:
                 failures = 1 if progress() != at else failures + 1
                 at = progress()
                 if failures >= self._attempts:
+                    if isinstance(error, ServerUnreachable):
+                        raise ServerUnreachable(f"{error}; {_NETWORK_ADVICE}") from error
                     raise
                 pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (failures - 1))
                 pause = max(pause * random.uniform(0.5, 1.0), min(error.after, MAX_PAUSE_SECONDS))
@@ -215,7 +227,7 @@ class FetchClient:
                 )
                 response = self._http.send(request, stream=True)
             except (httpx.TransportError, httpx.InvalidURL, OSError) as error:
-                raise ServerUnavailable(
+                raise ServerUnreachable(
                     f"{redacted(url)} does not answer: {describe_error(error)}"
                 ) from error
             try:

@@ -19,6 +19,10 @@ class ServerUnavailable(FetchError):
         self.after = after
 
 
+class ServerUnreachable(ServerUnavailable):
+    """No response came from a server, perhaps because this machine has no way to it."""
+
+
 class CorruptDownload(FetchError):
     """The received data differs from the size, range or checksum that the server announced."""
 

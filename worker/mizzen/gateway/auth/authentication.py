@@ -138,7 +138,8 @@ class TenantRegistry:
             raise ApiError(401, text, code="missing_api_key")
         grant = self._key_index.find_grant(key.strip()) if len(key) <= MAX_KEY_BYTES else None
         if grant is None:
-            raise ApiError(401, "this gateway does not know the API key", code="invalid_api_key")
+            text = "this gateway does not know the API key: check it, or ask for another one"
+            raise ApiError(401, text, code="invalid_api_key")
         return self._tenants[grant.name]
 
 
