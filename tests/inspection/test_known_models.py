@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mizzen.engine.config import EngineOptions
 from mizzen.inspection.gpus import gpu_bytes
@@ -18,6 +20,11 @@ from mizzen.inspection.inspect_model import Inspection, inspect_model
 from mizzen.inspection.model_files import ModelFiles
 from mizzen.models.hf_fields import Fields
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
 MODELS: dict[str, Any] = json.loads((Path(__file__).parent / "known_models.json").read_text())
 
 
@@ -41,9 +48,30 @@ def test_a_known_model_is_served_or_has_a_reason(name: str) -> None:
     assert msgspec.json.decode(msgspec.json.encode(result), type=Inspection) == result
 
 
-@pytest.mark.parametrize("value", [None, 0, -1, 1.5, "x", [], {}, [None], {"a": None}, True])
+@pytest.mark.parametrize("value", [None, 0, -1, 1.5, 10**15, "x", [], {}, [None], {"a": None}, True])
 @pytest.mark.parametrize("name", list(MODELS)[::4])
 def test_a_field_with_a_wrong_value_never_raises(name: str, value: Any) -> None:
     for field in MODELS[name]["config"]:
         result = inspect(name, **{field: value})
         assert result.served != bool(result.reason)
+
+
+def test_lists_of_layers_are_checked_before_they_are_read() -> None:
+    text = MODELS["CohereLabs/command-a-vision-07-2025"]["config"]["text_config"]
+    result = inspect("CohereLabs/command-a-vision-07-2025", text_config={**text, "layer_types": False})
+    assert "text_config: layer_types must list the kind of each layer, not False" in result.reason
+    result = inspect("Qwen/Qwen3-8B", num_hidden_layers=10**9)
+    assert "num_hidden_layers must be at most 10000, not 1000000000" in result.reason
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(MODELS)), st.data())
+def test_fields_with_any_values_never_raise(name: str, data: st.DataObject) -> None:
+    """Replace fields of config.json, of its objects and of its text part."""
+    config = json.loads(json.dumps(MODELS[name]["config"]))
+    holders = [config, *(value for value in config.values() if isinstance(value, dict) and value)]
+    for _ in range(data.draw(st.integers(1, 3))):
+        holder = data.draw(st.sampled_from(holders))
+        holder[data.draw(st.sampled_from(sorted(holder)))] = data.draw(JSON)
+    result = inspect(name, **config)
+    assert result.served != bool(result.reason)

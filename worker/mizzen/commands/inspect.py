@@ -80,7 +80,7 @@ def _inspect(
             gpu=named if gpu else "",
             memory=memory,
         )
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     typer.echo(msgspec.json.encode(result).decode() if as_json else format_inspection(result))
     if not (result.served and result.fits and any(size.possible for size in result.tensor_sizes)):

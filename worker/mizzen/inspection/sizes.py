@@ -25,6 +25,6 @@ def read_sizes(folder: Path) -> dict[str, Any]:
             return {}
         _, config = choose_implementation(files.fields)
         return {"parameters": count_parameters(config), "dtype": config.dtype}
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the files are complete, whatever their config.json contains
         logger.info("the number of parameters is unknown: %s", error)
         return {}

@@ -14,6 +14,7 @@ from mizzen.models.rope_config import ORIGINAL, RopeConfig, read_rope, rope_fiel
 from mizzen.models.text_tensors import TextTensors
 
 DTYPES = ("bfloat16", "float16", "float32")
+MAX_LAYERS = 10_000
 ACTIVATIONS = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
@@ -114,6 +115,18 @@ def read_windows(fields: Fields, layers: int, everywhere: int | None) -> tuple[i
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
+def read_layer_count(fields: Fields) -> int:
+    """Read the number of layers.
+
+    Raises:
+        ConfigError: the field is not an integer from 1 to `MAX_LAYERS`, so that lists of layers stay small.
+    """
+    layers = fields.integer("num_hidden_layers")
+    if layers > MAX_LAYERS:
+        raise fields.error("num_hidden_layers", f"must be at most {MAX_LAYERS}")
+    return layers
+
+
 def set_layer_types(fields: Fields, period: int, *, last_is_full: bool = False) -> Fields:
     """Return the fields with `layer_types`, which is added if it is missing.
 
@@ -122,7 +135,7 @@ def set_layer_types(fields: Fields, period: int, *, last_is_full: bool = False) 
     """
     if fields.values.get("layer_types") is not None:
         return fields
-    layers = fields.integer("num_hidden_layers")
+    layers = read_layer_count(fields)
     kinds = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)]
     if last_is_full:
         kinds[-1] = "full_attention"
@@ -130,8 +143,15 @@ def set_layer_types(fields: Fields, period: int, *, last_is_full: bool = False) 
 
 
 def mark_layers(fields: Fields, kind: str) -> tuple[int, ...]:
-    """Return 1 for each layer of a kind, such as "full_attention", and 0 for others; needs `layer_types`."""
-    return tuple(int(layer_kind == kind) for layer_kind in fields.values["layer_types"])
+    """Return 1 for each layer of a kind, such as "full_attention", and 0 for others; needs `layer_types`.
+
+    Raises:
+        ConfigError: `layer_types` is not a list.
+    """
+    kinds = fields.values["layer_types"]
+    if not isinstance(kinds, list):
+        raise fields.error("layer_types", "must list the kind of each layer")
+    return tuple(int(layer_kind == kind) for layer_kind in kinds)
 
 
 def read_heads(fields: Fields) -> tuple[int, int, int]:
@@ -212,7 +232,7 @@ def read_decoder_config(
         raise fields.error("is_causal", "must be true: attention to later tokens is not supported")
     check_unquantized(fields)
     block = block or BlockConfig()
-    layers = fields.integer("num_hidden_layers")
+    layers = read_layer_count(fields)
     ropes = ropes or (read_rope(fields, head_dim),)
     context = read_context_length(fields, ropes[0], context_length)
     dtype = fields.values.get("dtype") or fields.values.get("torch_dtype") or "bfloat16"

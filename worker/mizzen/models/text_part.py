@@ -84,7 +84,7 @@ def read_text_part(fields: Fields, architecture: str) -> ModelConfig:
     kind = text.values.get("model_type") if text.source != fields.source else kinds[0]
     if kind is None:
         kind = kinds[0]
-    if kind not in part.readers:
+    if not isinstance(kind, str) or kind not in part.readers:
         raise text.error("model_type", f"must be {' or '.join(kinds)}: no other text part is served")
     return replace(part.readers[kind][1](text), text_tensors=part.tensors)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mizzen.models.config import ModelConfig, read_decoder_config, read_heads
+from mizzen.models.config import ModelConfig, read_decoder_config, read_heads, read_layer_count
 from mizzen.models.hf_fields import Fields
 from mizzen.models.rope_config import RopeConfig, read_rope
 
@@ -19,7 +19,7 @@ def parse_config(fields: Fields) -> ModelConfig:
         ConfigError: a field is missing, invalid or not supported; the message names the field.
     """
     fields = Fields({"num_key_value_heads": 4, **fields.values}, fields.source)
-    layers, period = fields.integer("num_hidden_layers"), fields.integer("no_rope_layer_interval", 4)
+    layers, period = read_layer_count(fields), fields.integer("no_rope_layer_interval", 4)
     flags = fields.values.get("no_rope_layers") or [int((i + 1) % period != 0) for i in range(layers)]
     if not isinstance(flags, list) or len(flags) != layers or any(flag not in (0, 1) for flag in flags):
         raise fields.error("no_rope_layers", f"must list {layers} times 0 or 1")
