@@ -108,6 +108,7 @@ def switch(name: str, on: str, off: str) -> FlagOption:
 
 
 FLAGGED = {
+    "model_implementation": flag("model_implementation"),
     "tensor": flag("tensor"),
     "page_size": flag("page_size"),
     "attention_prefill": flag("attention"),

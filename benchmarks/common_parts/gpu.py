@@ -27,7 +27,13 @@ from common_parts.shapes import SHAPES, shape_folder
 from common_parts.tables import Table, drifts
 from mizzen import LLM
 from mizzen.core.request import FinishReason
-from mizzen.engine.config import ATTENTION_DECODE, ATTENTION_PREFILL, EngineOptions
+from mizzen.engine.config import (
+    ATTENTION_DECODE,
+    ATTENTION_PREFILL,
+    MODEL_IMPLEMENTATIONS,
+    EngineOptions,
+)
+from mizzen.engine.loading.model_setup import inspect_config
 from mizzen.engine.loading.resolve import check_options
 from mizzen.models.registry import read_config
 from mizzen.parallel.process_group import RanksFailed
@@ -60,6 +66,12 @@ def benchmark_parser(doc: str | None, default: str = "qwen3-0.6b") -> argparse.A
     )
     parser.add_argument(
         "--kv-cache-dtype", default="auto", choices=("auto", "fp8"), help="precision of the KV cache"
+    )
+    parser.add_argument(
+        "--model-implementation",
+        default="auto",
+        choices=MODEL_IMPLEMENTATIONS,
+        help="transformers runs the model's code in Transformers",
     )
     parser.add_argument("--depth", type=positive, default=2, help="maximum number of steps in flight")
     parser.add_argument("--no-overlap", action="store_true", help="the same as --depth 1")
@@ -97,7 +109,8 @@ def check_engine(device: str, folder: Path, options: dict[str, Any]) -> None:
     """Exit if the engine would reject an option. Without this check, every rank would report the error."""
     checked = {name: value for name, value in options.items() if name not in ("skip_tokenizer", "device")}
     try:
-        check_options(EngineOptions(model=str(folder), device=device, **checked), read_config(folder))
+        engine = EngineOptions(model=str(folder), device=device, **checked)
+        check_options(engine, inspect_config(engine, read_config(folder, engine.model_implementation)))
     except ValueError as error:
         sys.exit(f"the engine cannot be loaded: {error}")
 

@@ -21,7 +21,7 @@ from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.forward_batch import BatchLayout
 from mizzen.engine.execution.slot_state import SlotState
 from mizzen.engine.execution.step import StepExecutor
-from mizzen.engine.loading.model_setup import make_attention_with_kv, make_model
+from mizzen.engine.loading.model_setup import inspect_config, make_attention_with_kv, make_model
 from mizzen.engine.uploader import Uploader
 from mizzen.models.registry import read_config
 
@@ -56,10 +56,15 @@ class ModelBench:
     """A model with its paged KV cache; a test runs single steps, and slots get pages in random order."""
 
     def __init__(
-        self, folder: Path, backend: str = "reference", page_size: int = 4, pages: int = 256
+        self,
+        folder: Path,
+        backend: str = "reference",
+        page_size: int = 4,
+        pages: int = 256,
+        **changes: Any,
     ) -> None:
-        options = EngineOptions(model=str(folder), device="cpu", page_size=page_size)
-        config = read_config(folder)
+        options = EngineOptions(model=str(folder), device="cpu", page_size=page_size, **changes)
+        config = inspect_config(options, read_config(folder, options.model_implementation))
         self.page_size = page_size
         self.model = make_model(options, config, lambda done, total: None)
         self.attention: MixedAttention = make_attention_with_kv(

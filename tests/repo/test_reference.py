@@ -14,6 +14,7 @@ import yaml
 
 from mizzen.cli import app
 from mizzen.commands.options import settings
+from mizzen.engine.config import MODEL_IMPLEMENTATIONS
 from mizzen.gateway.config import GatewayConfig
 from mizzen.models.registry import HEADLESS_READERS, READERS
 from mizzen.models.text_part import TEXT_PARTS
@@ -311,8 +312,15 @@ def test_the_crd_reserves_exactly_the_engine_options_that_the_operator_sets() ->
     rule = crd_fields()["spec.engine.extraArgs"]["x-kubernetes-validations"][0]["rule"]
     reserved = set(re.search(r"\^--\(([a-z|-]+)\)", rule)[1].split("|"))  # type: ignore[index]
     worker = group_member.GroupMember("r1", 0, 0, "s-r1-0-0", rank=1)
-    rendered = engine_args.engine_arguments(replace(service(extraArgs=[]), pods=2), "r1", worker)
+    plain = service(extraArgs=[])
+    full = replace(plain, pods=2, model=replace(plain.model, implementation="Native"))
+    rendered = engine_args.engine_arguments(full, "r1", worker)
     assert reserved == {argument[2:] for argument in rendered if argument.startswith("--")}
+
+
+def test_the_crd_offers_every_implementation_of_models() -> None:
+    offered = {value.lower() for value in crd_fields()["spec.model.implementation"]["enum"]}
+    assert offered == set(MODEL_IMPLEMENTATIONS)
 
 
 def test_the_guide_names_the_models_that_are_served() -> None:

@@ -108,6 +108,49 @@ SMALL: dict[str, Any] = {
 """Sizes of the twins, which the fields of `TWINS` override."""
 
 
+GPT: dict[str, Any] = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 256, "n_inner": 48}
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "Arcee": {},
+    "Cwm": {"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]},
+    "Gemma": {},
+    "GPT2": GPT,
+    "GPTBigCode": GPT,
+    "GPTNeoX": {},
+    "Helium": {},
+    "Jais2": {},
+    "Ministral": {"sliding_window": 9},
+    "NanoChat": {},
+    "Olmo": {},
+    "OPT": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "Persimmon": {},
+    "Phi": {},
+    "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "Qwen2Moe": {**EXPERTS, "shared_expert_intermediate_size": 16},
+    "Qwen3Moe": EXPERTS,
+}
+"""Architectures without native implementation: the fields that differ from a small Llama's, by the prefix of
+Transformers' classes."""
+SHARDED_OTHERS = ("Arcee", "Cwm", "Gemma", "GPTNeoX", "Helium", "Olmo", "Phi")
+"""Those of `OTHERS` that can be sharded."""
+REFUSED_OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "Bloom": ({}, "does not use the attention interface"),
+    "DiffLlama": ({}, "runs a layer several times"),
+    "Doge": ({}, "makes an attention mask of its own"),
+    "GptOss": ({"num_local_experts": 4, "num_experts_per_tok": 2}, "s_aux"),
+    "Jamba": ({}, "recurrent state"),
+    "Lfm2": (
+        {"layer_types": ["conv", "full_attention"]},
+        "layer_types describes layers with a recurrent state",
+    ),
+    "Mamba": ({}, "recurrent state"),
+    "MiniMax": ({}, "layer_types describes layers with a recurrent state"),
+    "StableLm": ({}, "does not use the attention interface"),
+}
+"""Architectures that cannot be served: such fields, and a part of the error."""
+
+
 def save_twin(folder: Path, name: str, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """Save a seeded random twin to a folder; return the Transformers model, in float32.
 
@@ -142,3 +185,28 @@ def set_dtype(model: Any, dtype: torch.dtype) -> Any:
         weights.data = weights.data.to(dtype)
     model.config.dtype = dtype
     return model
+
+
+def save_other_twin(folder: Path, prefix: str, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """Save a seeded random twin to a folder; return the Transformers model, in float32.
+
+    Args:
+        folder: Empty folder.
+        prefix: Prefix of Transformers' classes.
+        dtype: Data type to which the weights are rounded.
+        changes: Fields of config.json that override those of the twin.
+    """
+    fields = OTHERS.get(prefix) or REFUSED_OTHERS.get(prefix, ({},))[0]
+    config_class = getattr(transformers, f"{prefix}Config")
+    name = next(name for name in ("ForCausalLM", "LMHeadModel") if hasattr(transformers, prefix + name))
+    config = config_class(**{**SMALL, "attn_implementation": "eager", **fields, **changes})
+    torch.manual_seed(0)
+    model = getattr(transformers, prefix + name)(config).float().eval()
+    with torch.no_grad():
+        for parameter, weights in model.named_parameters():
+            ones = "norm" in parameter and parameter.endswith("weight") and prefix != "Gemma"
+            scale = 0.25 * (SMALL["hidden_size"] / config.hidden_size) ** 0.5
+            weights.normal_(1.0 if ones else 0.0, 0.25 if "norm" in parameter else scale)
+    set_dtype(model, dtype)
+    model.save_pretrained(folder)
+    return set_dtype(model, torch.float32)

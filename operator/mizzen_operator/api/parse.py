@@ -75,6 +75,7 @@ def _parse(body: Mapping[str, Any]) -> InferenceService:
             aliases=tuple(model["aliases"]),
             dtype=model["dtype"],
             context_length=model.get("contextLength"),
+            implementation=model.get("implementation", "Auto"),
         ),
         replicas=spec["replicas"],
         tensor=tensor,

@@ -9,13 +9,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """`spec.model`; `context_length` is in tokens, or None for the model's own context length."""
+    """`spec.model`; `context_length` is in tokens, or None for the model's own context length.
+
+    Attributes:
+        implementation: code that computes the model: `Auto`, `Native` or `Transformers`.
+    """
 
     source: str
     served_name: str
     aliases: tuple[str, ...]
     dtype: str
     context_length: int | None
+    implementation: str = "Auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ def engine_arguments(service: InferenceService, name: str, member: GroupMember) 
         "device": engine.device.lower(),
         "dtype": model.dtype.lower(),
         "context-length": model.context_length,
+        "model-implementation": "" if model.implementation == "Auto" else model.implementation.lower(),
         "tensor": service.tensor,
         "max-running-requests": engine.max_running_requests,
         "memory-fraction": engine.memory_fraction,

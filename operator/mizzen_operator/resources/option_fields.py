@@ -12,6 +12,7 @@ ENGINE_FIELDS = {
     "model": "spec.model.source",
     "dtype": "spec.model.dtype",
     "context-length": "spec.model.contextLength",
+    "model-implementation": "spec.model.implementation",
     "served-name": "spec.model.servedName",
     "tensor": "spec.parallelism.tensor",
     "nodes": "spec.parallelism.tensor / spec.accelerator.perPod",

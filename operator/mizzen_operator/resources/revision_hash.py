@@ -54,6 +54,7 @@ def revision(service: InferenceService, config: OperatorConfig) -> str:
 
 
 _LATER_FIELDS: dict[str, dict[str, Any]] = {
+    "model": {"implementation": "Auto"},
     "engine": {
         "kv_cache_dtype": "Auto",
         "overlap_scheduling": "Enabled",

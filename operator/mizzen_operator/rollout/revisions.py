@@ -239,7 +239,7 @@ def restore_service(service: InferenceService, data: Mapping[str, Any]) -> Infer
 
 
 _OPTIONAL: Mapping[str, tuple[str, ...]] = {
-    "model": ("servedName", "contextLength", "credentialsSecretRef", "endpoint"),
+    "model": ("servedName", "contextLength", "implementation", "credentialsSecretRef", "endpoint"),
     "parallelism": ("topologyKey",),
     "accelerator": ("perPod", "resourceClaimTemplateName"),
     "engine": ("image",),

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from rank_kit import thread_ranks
 
+from family_twins import SHARDED_OTHERS, save_other_twin
 from live_processes import is_alive
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import Finished, FinishReason, Pooling, Request
@@ -130,6 +131,33 @@ def test_each_kind_of_block_answers_the_same_on_several_ranks(
     requested, alone = [*requests()[:3], requests()[-1]], {}
     for ranks in (1, 2, 4):
         with thread_ranks(tmp_path, ranks, prefill_chunk_tokens=32, check_integrity=True) as engine:
+            results = run(engine, requested)
+            alone = alone or results
+            assert results == alone, ranks
+
+
+@pytest.mark.parametrize("prefix", SHARDED_OTHERS)
+def test_models_of_transformers_answer_the_same_on_several_ranks(prefix: str, tmp_path: Path) -> None:
+    """With two KV heads, ranks share KV heads if there are four ranks."""
+    save_other_twin(tmp_path, prefix, **SHAPE, hidden_size=64)
+    requested, alone = [*requests()[:3], requests()[-1]], {}
+    for ranks in (1, 2, 4):
+        with thread_ranks(tmp_path, ranks, prefill_chunk_tokens=32, check_integrity=True) as engine:
+            assert engine.info.implementation == "transformers"
+            results = run(engine, requested)
+            alone = alone or results
+            assert results == alone, ranks
+
+
+@pytest.mark.parametrize("twin", ["olmo2", "phi3"])
+def test_plans_that_gather_projections_answer_the_same_on_two_ranks(
+    twin: str, kit: SimpleNamespace, tmp_path: Path
+) -> None:
+    """OLMo 2 normalises all queries together, and Phi-3 has one projection for queries, keys, values."""
+    kit.save_twin(tmp_path, twin, **SHAPE, hidden_size=64)
+    requested, alone = requests()[:3], {}
+    for ranks in (1, 2):
+        with thread_ranks(tmp_path, ranks, model_implementation="transformers") as engine:
             results = run(engine, requested)
             alone = alone or results
             assert results == alone, ranks

@@ -90,7 +90,7 @@ def test_progress_counts_every_byte(folder: Path) -> None:
 def test_configuration_errors_name_the_field(folder: Path, changes: dict[str, Any], message: str) -> None:
     change_config(folder, **changes)
     with pytest.raises(ConfigError, match=message):
-        read_config(folder)
+        read_config(folder, "native")
 
 
 def test_a_missing_config_field_is_named(folder: Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mizzen.common.options import check, option, required
 
+MODEL_IMPLEMENTATIONS = ("auto", "native", "transformers")
 ATTENTION_PREFILL = ("auto", "cpu", "fa3", "flashinfer", "flashinfer-fa3", "reference")
 ALL_REDUCES = ("auto", "nccl", "one-shot", "two-shot", "push", "fused", "fused-two-shot")
 EVICTIONS = ("lru", "lfu", "fifo", "mru", "slru", "priority")
@@ -31,6 +32,12 @@ class EngineOptions:
         "safetensors",
         "Source of the weights; dummy fills them with seeded random values",
         choices=("safetensors", "dummy"),
+    )
+    model_implementation: str = option(
+        "auto",
+        "Code that computes the model: native is Mizzen's own, transformers is that of Transformers with "
+        "Mizzen's attention; auto is native where Mizzen supports the architecture, else transformers",
+        choices=MODEL_IMPLEMENTATIONS,
     )
     context_length: int | None = option(
         None, "Maximum number of prompt and output tokens together; by default the model's limit", low=2

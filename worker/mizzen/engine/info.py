@@ -23,6 +23,8 @@ class EngineInfo:
     kv_bytes: int
     dtype: str
     device: str
+    implementation: str = "native"
+    """Implementation of the model: "native" or "transformers"."""
     generates: bool = True
     """Whether the model generates tokens; False for embedding models, which have no LM head."""
     attention: tuple[str, str] = ("", "")

@@ -21,7 +21,7 @@ from mizzen.engine.sampling.side_outputs import (
     pack_logprobs,
 )
 from mizzen.engine.uploader import Uploader
-from mizzen.models.base import DecoderModel
+from mizzen.models.served_model import ServedModel
 
 LOGIT_ROWS = 128
 """Number of rows whose logits are computed at once; the logits of a whole chunk would take gigabytes."""
@@ -53,7 +53,7 @@ class PromptOutputRows:
 class PromptOutputs:
     """Computes the prompt outputs of all slots whose requests have `prompt_logprobs` or `pooling`."""
 
-    def __init__(self, model: DecoderModel, upload: Uploader) -> None:
+    def __init__(self, model: ServedModel, upload: Uploader) -> None:
         self.model = model
         self.upload = upload
         self.options_by_slot: dict[int, SlotOptions] = {}

@@ -6,7 +6,8 @@ are those of Hugging Face checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 class DecoderModel:
     """Decoder-only transformer that maps token ids to logits; holds the shard of one rank."""
+
+    ignored: Sequence[re.Pattern[str]] = ()
+    """Patterns of the names of checkpoint tensors that the model does not need."""
 
     def __init__(self, build: BuildContext, config: ModelConfig) -> None:
         self.config = config

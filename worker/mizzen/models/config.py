@@ -32,6 +32,8 @@ class ModelConfig:
     """Architecture of a decoder model, read from its config.json."""
 
     architecture: str
+    implementation: str = "native"
+    """Implementation that serves the model: "native" or "transformers"."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -65,6 +67,8 @@ class ModelConfig:
     dtype: str = "bfloat16"
     """Data type in which the weights were saved."""
     end_token_ids: tuple[int, ...] = ()
+    replicates_attention: bool = False
+    """Whether every rank holds all heads, instead of a shard."""
     generates: bool = True
     """Whether the model can generate text. It is False for checkpoints without an output head, which only
     compute embeddings; the model of such a checkpoint is built with a tied head."""

@@ -9,6 +9,7 @@ from mizzen.models.config import ModelConfig, read_token_ids
 from mizzen.models.hf_fields import ConfigError, Fields
 from mizzen.models.model_families import FAMILIES, ConfigReader
 from mizzen.models.text_part import TEXT_PARTS, read_text_part
+from mizzen.models.transformers_backend.generic_config import GENERATING, read_generic_config
 from mizzen.models.unsupported import explain_unsupported
 
 READERS: dict[str, ConfigReader] = {
@@ -25,18 +26,30 @@ SUPPORTED = tuple(sorted({*READERS, *HEADLESS_READERS, *TEXT_PARTS}))
 """Names of all architectures that are served, at least with their text part."""
 
 
-def read_config(folder: Path) -> ModelConfig:
+def read_config(folder: Path, implementation: str = "auto") -> ModelConfig:
     """Read a model folder's config.json.
+
+    Args:
+        folder: Model folder.
+        implementation: "native" for Mizzen's own models, "transformers" for those of Transformers, or "auto"
+            for Transformers if no listed architecture has a native implementation.
 
     Raises:
         ConfigError: a field is missing, invalid or not supported. The message names the field; for an unknown
             architecture, it says what is not supported, or lists the supported ones.
     """
-    return read_fields(Fields.load(folder))
+    fields = Fields.load(folder)
+    listed = fields.values.get("architectures")
+    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    native = implementation != "transformers" and any(name in SUPPORTED for name in names)
+    generating = next((name for name in names if name.endswith(GENERATING)), None)
+    if implementation == "native" or native or generating is None:
+        return read_fields(fields)
+    return read_generic_config(fields, generating)
 
 
 def read_fields(fields: Fields) -> ModelConfig:
-    """Read the configuration of a model from the fields of its config.json.
+    """Read the configuration of a model with a native implementation from the fields of its config.json.
 
     Raises:
         ConfigError: see `read_config`.

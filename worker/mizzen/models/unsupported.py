@@ -175,5 +175,19 @@ EXPLANATIONS: tuple[Callable[[Fields, list[str]], ConfigError | None], ...] = (
 """Functions that return the error if their reason applies, the most telling reason first."""
 
 
+def explain_layers(fields: Fields) -> ConfigError | None:
+    """Return the error for a model that cannot run through Transformers either; None if it may.
+
+    Experts and a repository's own code are no reasons against it.
+    """
+    names = [name for name in fields.values["architectures"] if isinstance(name, str)]
+    reasons = (explain(fields, names) for explain in EXPLANATIONS if explain not in NATIVE_ONLY)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+NATIVE_ONLY = (_explain_experts, _explain_remote_code)
+"""Functions of `EXPLANATIONS` whose reasons apply to native implementations only."""
+
+
 def _listed(names: list[Any]) -> str:
     return ", ".join(names) or "an unnamed architecture"

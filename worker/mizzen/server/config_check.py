@@ -34,7 +34,7 @@ def check_config(config: EngineConfig, *, loads_model: bool = True) -> None:
     if config.tensor > 1:
         plan_memory_bytes(config)
     if loads_model:
-        check_model(config, read_config(Path(config.model)))
+        check_model(config, read_config(Path(config.model), config.model_implementation))
     if config.profile and not config.node_rank:
         make_trace_folder(Path(config.profile))
     keys = open_keys(config)

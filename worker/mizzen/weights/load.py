@@ -7,9 +7,10 @@ shards.
 from __future__ import annotations
 
 import math
+import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +76,7 @@ def load_checkpoint(
     progress: ProgressCallback,
     names: TensorNames = NAMES,
     text_tensors: TextTensors | None = None,
+    ignored: Sequence[re.Pattern[str]] = (),
 ) -> None:
     """Fill every target from the safetensors files of a model folder.
 
@@ -85,6 +87,7 @@ def load_checkpoint(
         progress: Called after each part that is loaded.
         names: Names of the checkpoint's tensors. Checkpoints of embedding models may omit their prefix.
         text_tensors: Tensors of the text part, if the checkpoint also holds other parts.
+        ignored: Patterns of the names of further tensors that need not be loaded.
 
     Raises:
         WeightsError: tensors are missing or unexpected, or have a wrong dtype or shape, or a file cannot be
@@ -103,7 +106,8 @@ def load_checkpoint(
                     continue
                 group = wanted.pop(own, None) or wanted.pop(names.prefix + own, None)
                 if group is None:
-                    if not is_ignorable(own, tied, names):
+                    needless = any(pattern.search(own) for pattern in ignored)
+                    if not needless and not is_ignorable(own, tied, names):
                         unexpected.append(name)
                     continue
                 source = file.get_slice(name)
@@ -169,6 +173,19 @@ def has_untied_head(
             tensors[part] = file.get_tensor(name)
     head, embedding = tensors[head_name], tensors[embedding_name]
     return head.dtype != embedding.dtype or not torch.equal(head, embedding)
+
+
+def tensor_names(folder: Path) -> list[str]:
+    """Return the names of all tensors of a checkpoint.
+
+    Raises:
+        WeightsError: a file cannot be read.
+    """
+    names: list[str] = []
+    for path in checkpoint_files(folder):
+        with open_safetensors(path) as (_, file):
+            names += file.keys()
+    return names
 
 
 def check_tensor(path: Path, source: Any, target: WeightTarget) -> None:

@@ -39,7 +39,7 @@ from mizzen.engine.sampling.logits_params import BatchLogitsParams
 from mizzen.engine.sampling.sampler import sample_processed_rows
 from mizzen.engine.sampling.side_outputs import DeviceSideOutputs
 from mizzen.engine.uploader import Uploader
-from mizzen.models.base import DecoderModel
+from mizzen.models.served_model import ServedModel
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: ServedModel,
         attention: MixedAttention,
         state: SlotState,
         upload: Uploader,

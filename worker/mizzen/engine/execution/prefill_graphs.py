@@ -32,8 +32,8 @@ from mizzen.engine.execution.graph_capture import capture_graph
 from mizzen.engine.execution.slot_state import SlotState
 from mizzen.engine.graph_sizes import MAX_GRAPH_TOKENS
 from mizzen.engine.uploader import Uploader
-from mizzen.models.base import DecoderModel
 from mizzen.models.config import ModelConfig
+from mizzen.models.served_model import ServedModel
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class PrefillGraphs:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: ServedModel,
         attention: MixedAttention,
         state: SlotState,
         upload: Uploader,

@@ -23,7 +23,7 @@ from mizzen.engine.prompt_outputs import PromptOutputRows, PromptOutputs
 from mizzen.engine.sampling.sampler import sample
 from mizzen.engine.sampling.side_outputs import DeviceSideOutputs
 from mizzen.engine.uploader import Uploader
-from mizzen.models.base import DecoderModel
+from mizzen.models.served_model import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class StepExecutor:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: ServedModel,
         attention: MixedAttention,
         state: SlotState,
         upload: Uploader,

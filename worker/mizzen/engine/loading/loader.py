@@ -34,6 +34,7 @@ from mizzen.engine.loading.memory_need import MemoryNeed
 from mizzen.engine.loading.model_setup import (
     fit_pages_on_ranks,
     fold_checkpoint_kv_scales,
+    inspect_config,
     make_attention_with_kv,
     make_model,
     measure_need,
@@ -113,7 +114,7 @@ def load_model(
     """
     folder = Path(options.model)
     with phases("config"):
-        config = read_config(folder)
+        config = inspect_config(options, read_config(folder, options.model_implementation))
         check_options(options, config)
         config = config.with_context_length(options.context_length or config.context_length)
         end_token_ids = read_end_tokens(folder, config)
@@ -203,6 +204,7 @@ def build_model(
         graph_bytes=graph_bytes,
         dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
         device=options.device,
+        implementation=config.implementation,
         generates=config.generates,
         attention=step.attention.backend_names,
         device_bytes=memory.total,
@@ -224,6 +226,7 @@ def log_loaded(info: EngineInfo) -> None:
     """Log memory sizes, attention backends and phase durations of the loaded engine."""
     decode, prefill = info.attention
     fields = {
+        "model_implementation": info.implementation,
         "weights_bytes": info.weights_bytes,
         "kv_bytes": info.kv_bytes,
         "kv_tokens": info.pages_total * info.page_size,

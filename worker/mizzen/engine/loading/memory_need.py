@@ -42,9 +42,10 @@ class MemoryNeed:
             kv_element: Bytes per element of the KV cache; `element` by default.
         """
         ranks = options.tensor
-        kv_heads = max(1, config.kv_heads // ranks)
+        sharing = 1 if config.replicates_attention else ranks
+        kv_heads = max(1, config.kv_heads // sharing)
         width = 3 * config.hidden_size + 4 * config.intermediate_size // ranks
-        heads = (3 * config.heads // ranks + 2 * kv_heads) * config.head_dim
+        heads = (3 * config.heads // sharing + 2 * kv_heads) * config.head_dim
         tokens = options.prefill_chunk_tokens + options.max_running_requests
         logits = options.max_running_requests * config.vocab_size * (44 + element * (ranks > 1))
         rows, captured = max_graph_rows(options), max_graph_tokens(options)

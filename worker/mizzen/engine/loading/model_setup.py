@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -32,12 +33,18 @@ from mizzen.layers.context import BuildContext
 from mizzen.layers.linear_methods.small_batch import SmallBatchLinear
 from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
 from mizzen.layers.sharding import Axis, Mesh
+from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.base import DecoderModel
 from mizzen.models.config import ModelConfig
+from mizzen.models.hf_fields import ConfigError
+from mizzen.models.served_model import ServedModel
 from mizzen.parallel.collectives import SINGLE_RANK
 from mizzen.parallel.process_group import RankGroup
 from mizzen.weights.kv_scales import fold_kv_scales, read_kv_scales
 from mizzen.weights.load import ProgressCallback, fill_dummy, has_untied_head, load_checkpoint
+
+if TYPE_CHECKING:
+    from mizzen.models.transformers_backend.model import TransformersModel
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +54,7 @@ DUMMY_SEED = 0
 
 def make_model(
     options: EngineOptions, config: ModelConfig, progress: ProgressCallback, group: RankGroup | None = None
-) -> DecoderModel:
+) -> ServedModel:
     """Build the model or a rank's shard on its device, and load its weights.
 
     Args:
@@ -83,24 +90,75 @@ def make_model(
         collectives=group.collectives if group else SINGLE_RANK,
     )
     with torch.inference_mode():
-        model = DecoderModel(build, config)
+        if config.implementation == "transformers":
+            model = build_transformers_model(options, build, config)
+        else:
+            model = DecoderModel(build, config)
         if dummy:
             fill_dummy(model.targets(), seed=DUMMY_SEED, progress=progress)
         else:
             load_checkpoint(
                 Path(options.model),
-                model.targets(),
+                checkpoint_targets(options, model),
                 tied=config.tie_embeddings,
                 progress=progress,
                 names=config.block.names,
                 text_tensors=config.text_tensors,
+                ignored=model.ignored,
             )
         model.finish()
+    if config.implementation == "transformers":
+        check_transformers_model(model, build.device)
     return model
 
 
+def inspect_config(options: EngineOptions, config: ModelConfig) -> ModelConfig:
+    """Return the configuration with the real sizes of the model, if Transformers implements it.
+
+    Raises:
+        ConfigError: Transformers is not installed, or the model cannot be served.
+    """
+    if config.implementation == "native":
+        return config
+    try:
+        from mizzen.models.transformers_backend.inspection import inspect_model
+    except ImportError as error:
+        raise ConfigError(
+            f"{config.architecture} has no native implementation, and Transformers is not installed "
+            f"({error}): install mizzen[transformers]"
+        ) from error
+    return inspect_model(Path(options.model), config, resolve_dtype(options, config), options.tensor)
+
+
+def build_transformers_model(options: EngineOptions, build: BuildContext, config: ModelConfig) -> ServedModel:
+    """Build a model of Transformers, without its weights."""
+    from mizzen.models.transformers_backend.loading import make_transformers_model
+
+    return make_transformers_model(Path(options.model), build, config, replace=options.fusion == "auto")
+
+
+def checkpoint_targets(options: EngineOptions, model: ServedModel) -> Iterable[WeightTarget]:
+    """Return the destinations of a checkpoint's tensors, by their names in the files."""
+    if model.config.implementation == "native":
+        return model.targets()
+    from mizzen.models.transformers_backend import loading
+
+    return loading.checkpoint_targets(Path(options.model), cast("TransformersModel", model))
+
+
+def check_transformers_model(model: ServedModel, device: torch.device) -> None:
+    """Check the results of a loaded model of Transformers.
+
+    Raises:
+        ConfigError: the model cannot be served.
+    """
+    from mizzen.models.transformers_backend.loading import check_independence
+
+    check_independence(cast("TransformersModel", model), device)
+
+
 def make_attention_with_kv(
-    model: DecoderModel,
+    model: ServedModel,
     page_size: int,
     pages: int,
     *,
@@ -146,7 +204,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 
 def fold_checkpoint_kv_scales(
-    options: EngineOptions, model: DecoderModel, kv_dtype: torch.dtype
+    options: EngineOptions, model: ServedModel, kv_dtype: torch.dtype
 ) -> tuple[float, ...]:
     """Fold the checkpoint's scales for an 8-bit KV cache into the weights.
 
@@ -155,7 +213,8 @@ def fold_checkpoint_kv_scales(
     Raises:
         WeightsError: A scale is not a positive number.
     """
-    if kv_dtype != torch.float8_e4m3fn or options.load_format == "dummy":
+    native = model.config.implementation == "native"
+    if kv_dtype != torch.float8_e4m3fn or options.load_format == "dummy" or not native:
         return ()
     scales = read_kv_scales(Path(options.model), model.config.text_tensors)
     fold_kv_scales(model.targets(), scales)

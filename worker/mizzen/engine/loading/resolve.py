@@ -57,6 +57,7 @@ def check_options(options: EngineOptions, config: ModelConfig) -> None:
 
 def rank_geometry(config: ModelConfig, ranks: int) -> Geometry:
     """Return the attention geometry of a rank; if there are fewer KV heads than ranks, ranks share heads."""
+    ranks = 1 if config.replicates_attention else ranks
     return Geometry(
         heads=config.heads // ranks,
         kv_heads=max(1, config.kv_heads // ranks),

@@ -11,6 +11,8 @@ from pathlib import Path
 from mizzen.engine.config import EngineOptions
 from mizzen.layers.sharding import check_shardable
 from mizzen.models.config import ModelConfig
+from mizzen.models.registry import READERS
+from mizzen.models.transformers_backend.installed import check_installed
 
 
 def resolve_precision(options: EngineOptions, config: ModelConfig) -> str:
@@ -26,7 +28,10 @@ def check_model(options: EngineOptions, config: ModelConfig) -> None:
     Raises:
         ValueError: The model does not support an option; the message names it and what to use instead.
     """
-    check_shardable(config, options.tensor)
+    if config.implementation == "native":
+        check_shardable(config, options.tensor)
+    else:  # the engine checks the layers when it has built them
+        check_installed(config.architecture, READERS)
     if options.context_length is not None and options.context_length > config.context_length:
         raise ValueError(
             f"--context-length {options.context_length} exceeds the model's max_position_embeddings "

@@ -26,7 +26,8 @@ def plan_memory_bytes(options: EngineOptions) -> int:
     Raises:
         ValueError: the tokens of two such plans alone would exceed `MAX_RING_BYTES`.
     """
-    context = options.context_length or read_config(Path(options.model)).context_length
+    config = read_config(Path(options.model), options.model_implementation)
+    context = options.context_length or config.context_length
     slots = options.max_running_requests
     tokens = TOKEN_BYTES * min(options.prefill_chunk_tokens, slots * context)
     if 2 * tokens > MAX_RING_BYTES:

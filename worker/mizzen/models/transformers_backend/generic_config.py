@@ -1,0 +1,82 @@
+"""Reads the fields of config.json that the engine needs, for any architecture of Transformers.
+
+Importing this module imports neither torch nor Transformers, because the supervisor reads configurations too.
+The result is only an estimate: config.json may name a size differently, or leave it to a default of
+Transformers. `inspection` replaces the estimate by the sizes that the model really has.
+"""
+
+from __future__ import annotations
+
+from mizzen.models.config import DTYPES, ModelConfig, read_token_ids
+from mizzen.models.hf_fields import ConfigError, Fields
+from mizzen.models.unsupported import explain_layers
+
+HIDDEN = ("hidden_size", "n_embd", "d_model")
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+HEADS = ("num_attention_heads", "n_head", "n_heads")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
+ATTENTION_KINDS = ("full_attention", "sliding_attention")
+"""Kinds of layers that keep nothing but the keys and values of tokens."""
+GENERATING = ("ForCausalLM", "LMHeadModel")
+"""Ends of the names of causal language models."""
+
+
+def first_integer(fields: Fields, names: tuple[str, ...], default: int | None = None) -> int:
+    """Read a positive integer from the first of the fields `names` that is set.
+
+    Raises:
+        ConfigError: none is set and there is no default, or the value is not a positive integer.
+    """
+    name = next((name for name in names if fields.values.get(name) is not None), names[0])
+    return fields.integer(name, default)
+
+
+def refuse_other_layers(kinds: object, source: str) -> None:
+    """Check the kinds of layers; `source` names the place where they are listed.
+
+    Raises:
+        ConfigError: some layers have a state besides the KV cache.
+    """
+    if isinstance(kinds, list) and (others := sorted({str(kind) for kind in kinds} - set(ATTENTION_KINDS))):
+        raise ConfigError(
+            f"{source}: layer_types contains {', '.join(others)}, but only {' and '.join(ATTENTION_KINDS)} "
+            "layers can be served, because their state is the KV cache. Use another model"
+        )
+
+
+def read_generic_config(fields: Fields, architecture: str) -> ModelConfig:
+    """Read the configuration of a model that Transformers implements.
+
+    Raises:
+        ConfigError: a field is missing, invalid or not supported; the message names the field.
+    """
+    if (error := explain_layers(fields)) is not None:
+        raise error
+    if not fields.flag("is_causal", True):
+        raise fields.error("is_causal", "must be true: attention to later tokens is not supported")
+    refuse_other_layers(fields.values.get("layer_types"), fields.source)
+    heads, hidden = first_integer(fields, HEADS, 1), first_integer(fields, HIDDEN, 1)
+    layers = first_integer(fields, LAYERS, 1)
+    dtype = fields.values.get("dtype") or fields.values.get("torch_dtype") or "bfloat16"
+    if dtype not in DTYPES:
+        raise fields.error("dtype" if "dtype" in fields.values else "torch_dtype", f"must be in {DTYPES}")
+    return ModelConfig(
+        architecture=architecture,
+        implementation="transformers",
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=first_integer(fields, INTERMEDIATE, 4 * hidden),
+        layers=layers,
+        heads=heads,
+        kv_heads=first_integer(fields, KV_HEADS, heads),
+        head_dim=fields.integer("head_dim", max(1, hidden // heads)),
+        norm_epsilon=1e-6,
+        context_length=first_integer(fields, CONTEXT),
+        ropes=(),
+        windows=(None,) * layers,
+        tie_embeddings=fields.flag("tie_word_embeddings"),
+        dtype=dtype,
+        end_token_ids=read_token_ids(fields),
+    )
