@@ -210,6 +210,7 @@ def test_options_of_other_servers_are_translated() -> None:
         (("serve", str(MODEL), "--tensor-parallel-size", "2"), "--tensor N"),
         (("serve", str(MODEL), "--max-model-len=4096"), "--context-length N"),
         (("serve", "--model-path", str(MODEL)), "mizzen serve Qwen/Qwen3-0.6B"),
+        (("gateway", "--tool-call-parser=hermes"), "--tool-parser NAME"),
         (("engine", "--model", str(MODEL), "--mem-fraction-static=0.8"), "--memory-fraction X"),
     ):
         result = CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})

@@ -41,7 +41,7 @@ app.command("complete")(complete.command)
 app.command("fetch")(fetch.command)
 app.command("inspect")(inspect.command)
 app.command("engine", cls=ServeCommand)(processes.engine)
-app.command("gateway")(processes.gateway)
+app.command("gateway", cls=ServeCommand)(processes.gateway)
 
 
 def main() -> None:

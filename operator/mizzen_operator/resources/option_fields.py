@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from mizzen_operator.resources.gateway_deployment import ACCESS_LOG, REASONING_PARSERS, TOOL_PARSERS
 
@@ -66,6 +65,8 @@ FETCH_FIELDS = {
     "credentials": "spec.model.credentialsSecretRef",
 }
 """Fields that set options of the program that fetches a model, by option."""
+_FIELDS = ENGINE_FIELDS | GATEWAY_FIELDS | FETCH_FIELDS
+"""Fields of all programs: a message may name an option of another program, for example as advice."""
 _VALUES = {
     "auto": "Auto",
     "bfloat16": "BFloat16",
@@ -99,19 +100,19 @@ _OPTION_ORIGIN = "; options come from {}.extraArgs, or from an operator of anoth
 def translate_engine_options(message: str) -> str:
     """Return a message of an engine's pod with options replaced by the fields that set them.
 
-    The pod may fetch its model, too. Options that only `spec.engine.extraArgs` can set stay unchanged.
+    Options that only `spec.engine.extraArgs` can set stay unchanged.
     """
-    return _translate(_shorten_usage(message, "spec.engine"), ENGINE_FIELDS | FETCH_FIELDS)
+    return _translate(_shorten_usage(message, "spec.engine"))
 
 
 def translate_gateway_options(message: str) -> str:
     """Return a gateway's message with options replaced by the fields that set them, with their values."""
-    return _translate(_shorten_usage(message, "spec.gateway"), GATEWAY_FIELDS)
+    return _translate(_shorten_usage(message, "spec.gateway"))
 
 
 def translate_fetch_options(message: str) -> str:
     """Return a fetch's message with options replaced by the fields that set them."""
-    return _translate(message, FETCH_FIELDS)
+    return _translate(message)
 
 
 def _shorten_usage(message: str, field: str) -> str:
@@ -129,10 +130,10 @@ def _shorten_usage(message: str, field: str) -> str:
     return f"wrong configuration: {error}{origin}"
 
 
-def _translate(message: str, fields: Mapping[str, str]) -> str:
+def _translate(message: str) -> str:
     def replace(match: re.Match[str]) -> str:
         option, value = match.groups()
-        field = fields.get(option)
+        field = _FIELDS.get(option)
         if field is None:
             return match[0]
         return f"{field} {_VALUES_BY_OPTION.get(option, _VALUES).get(value, value)}" if value else field

@@ -139,6 +139,10 @@ def test_a_revision_that_has_served_keeps_its_restart_budget() -> None:
             "another release than the image",
         ),
         (
+            "No such option: --tool-call-parser. In Mizzen: --tool-parser NAME",
+            "No such option: --tool-call-parser. In Mizzen: spec.gateway.toolParser NAME",
+        ),
+        (
             "Usage: mizzen engine [OPTIONS]\n\nError: Invalid value for '--threads': 0 is not in the range",
             "wrong configuration: Invalid value for '--threads': 0 is not in the range",
         ),

@@ -145,6 +145,12 @@ def test_every_option_has_a_field_or_is_set_by_the_operator_alone(name: str) -> 
             schema(field)
 
 
+def test_an_option_of_several_programs_has_one_field() -> None:
+    engine_options, gateway_options = set(ENGINE_FIELDS), set(GATEWAY_FIELDS)
+    assert all(ENGINE_FIELDS[name] == GATEWAY_FIELDS[name] for name in engine_options & gateway_options)
+    assert not (engine_options | gateway_options) & set(FETCH_FIELDS)
+
+
 @pytest.mark.parametrize("name", ["engine", "gateway"])
 def test_values_are_translated_to_those_of_the_field(name: str) -> None:
     program, checked = PROGRAMS[name], 0
