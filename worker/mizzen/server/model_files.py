@@ -9,8 +9,11 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from mizzen.common.tokenizer_json import FILE as TOKENIZER
+from mizzen.common.tokenizer_json import TokenizerConversionError, read_tokenizer_json
+
 TEXT_FILES = (
-    "tokenizer.json",
+    TOKENIZER,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -72,8 +75,11 @@ def describe_gguf(file: Path) -> str:
 def read_model_files(folder: Path) -> dict[str, bytes]:
     """Return the tokenizer and configuration files of a model folder, by name.
 
+    If the folder has its tokenizer in another format than `tokenizer.json`, the result has it in both.
+
     Raises:
-        ModelFolderError: the folder is missing, or a file is too large or unreadable.
+        ModelFolderError: the folder is missing, a file is too large or unreadable, or the tokenizer cannot be
+            converted.
     """
     check_is_folder(folder)
     names = [*TEXT_FILES, *OTHER_FILES]
@@ -90,6 +96,13 @@ def read_model_files(folder: Path) -> dict[str, bytes]:
             files[name] = path.read_bytes()
         except OSError as error:
             raise ModelFolderError(f"cannot read {path}: {error.strerror}") from error
+    if TOKENIZER not in files:
+        try:
+            converted = read_tokenizer_json(folder)
+        except TokenizerConversionError as error:
+            raise ModelFolderError(f"--model: {error}") from error
+        if converted is not None:
+            files[TOKENIZER] = converted
     return files
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mizzen.common.tokenizer_json import read_tokenizer_json
 from mizzen.engine.grammar.errors import GrammarError
 
 UNREACHABLE = b"\xff"
@@ -37,15 +38,15 @@ def read_vocabulary(folder: Path, vocab_size: int) -> list[bytes]:
     by their ids.
 
     Raises:
-        GrammarError: The folder has no tokenizer.json, or the file cannot be read.
+        GrammarError: The folder has no tokenizer, or it cannot be read.
     """
-    path = folder / "tokenizer.json"
     try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise GrammarError("the model has no tokenizer.json, which structured output needs") from None
+        text = read_tokenizer_json(folder)
+        content = None if text is None else json.loads(text)
     except (OSError, ValueError) as error:
-        raise GrammarError(f"the model's tokenizer.json cannot be read: {error}") from None
+        raise GrammarError(f"the model's tokenizer cannot be read: {error}") from None
+    if content is None:
+        raise GrammarError("the model has no tokenizer.json, which structured output needs")
     tokens: list[bytes] = [b""] * vocab_size
     decode = _decoder(content)
     for token, index in _entries(content.get("model", {}).get("vocab", {})):

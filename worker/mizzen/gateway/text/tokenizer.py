@@ -9,11 +9,13 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, normalizers
 
+from mizzen.common.tokenizer_json import FILE as TOKENIZER
+from mizzen.common.tokenizer_json import TokenizerConversionError, read_tokenizer_json
 from mizzen.gateway.text.detokenize import DecoderKind, Detokenizer, TokenTable, special_tokens
 from mizzen.gateway.text.pooling import FILE as POOLING_FILE
 
 FILES = (
-    "tokenizer.json",
+    TOKENIZER,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
@@ -43,12 +45,26 @@ def select_files(names: Iterable[str]) -> list[str]:
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Read the files that `select_files` selects in a model's folder; return their contents by name."""
+    """Read the files that `select_files` selects in a model's folder; return their contents by name.
+
+    If the folder has no `tokenizer.json` but another format that can be converted, it is converted.
+
+    Raises:
+        TokenizerError: the tokenizer cannot be converted.
+    """
     names = [
         *FILES,
         *sorted(f"{TEMPLATES_FOLDER}/{path.name}" for path in (folder / TEMPLATES_FOLDER).glob("*.jinja")),
     ]
-    return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+    files = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+    if TOKENIZER not in files:
+        try:
+            converted = read_tokenizer_json(folder)
+        except TokenizerConversionError as error:
+            raise TokenizerError(str(error)) from error
+        if converted is not None:
+            files[TOKENIZER] = converted
+    return files
 
 
 class Tokenizer:
@@ -72,10 +88,11 @@ class Tokenizer:
         Raises:
             TokenizerError: `tokenizer.json` is missing, or the `tokenizers` library cannot read it.
         """
-        content = files.get("tokenizer.json")
+        content = files.get(TOKENIZER)
         if content is None:
             raise TokenizerError(
-                "the model has no tokenizer.json; save it with Transformers' fast tokenizer (save_pretrained)"
+                "the model has no tokenizer.json, and no tokenizer.model or tekken.json to convert; "
+                "save it with Transformers' fast tokenizer (save_pretrained)"
             )
         try:
             return cls(tokenizers.Tokenizer.from_buffer(content))

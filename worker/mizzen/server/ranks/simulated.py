@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mizzen.common.tokenizer_json import TokenizerConversionError, read_tokenizer_json
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.scheduler import Scheduler
 from mizzen.core.step_plan import StepPlan
@@ -53,12 +54,15 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _load_tokenizer(folder: Path) -> Any:
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ModelFolderError(f"{path} is missing")
+    try:
+        content = read_tokenizer_json(folder)
+    except TokenizerConversionError as error:
+        raise ModelFolderError(f"--model: {error}") from error
+    if content is None:
+        raise ModelFolderError(f"{folder / 'tokenizer.json'} is missing")
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(str(path))
+    return Tokenizer.from_buffer(content)
 
 
 def build_script(config: SimulateConfig, vocab_size: int, end_tokens: tuple[int, ...]) -> Script:

@@ -1,0 +1,79 @@
+"""Program that converts a model's tokenizer to `tokenizer.json`: `convert_tokenizer FOLDER SOURCE OUTPUT`.
+
+`tokenizer_json` runs it as a child process. The last line of its standard error is the reason of a failure.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main(folder: str, source: str, output: str) -> None:
+    """Convert the tokenizer `source` in a model folder, and write the result to the file `output`.
+
+    Raises:
+        SystemExit: the conversion fails; the message says why.
+    """
+    wanted = (
+        ("transformers", "sentencepiece", "google.protobuf")
+        if source == "tokenizer.model"
+        else ("transformers",)
+    )
+    missing = [name for name in wanted if not is_installed(name)]
+    if missing:
+        raise SystemExit(f"Python packages are missing: pip install 'mizzen[worker]' ({', '.join(missing)})")
+    try:
+        convert = convert_tekken if source == "tekken.json" else convert_sentencepiece
+        content = convert(Path(folder))
+    except Exception as error:  # the libraries raise many kinds of errors for damaged files
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SystemExit(reason[:400]) from error
+    Path(output).write_text(content, encoding="utf-8")
+
+
+def is_installed(name: str) -> bool:
+    """Return whether a module can be imported."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def convert_sentencepiece(folder: Path) -> str:
+    """Return the tokenizer of a folder with `tokenizer.model`, as JSON; token ids are Transformers'."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(
+        str(folder), local_files_only=True, trust_remote_code=False
+    )
+    return tokenizer.backend_tokenizer.to_str()
+
+
+def convert_tekken(folder: Path) -> str:
+    """Return the tokenizer of a folder with `tekken.json`, as JSON; `<s>` begins each text, as in Mistral's.
+
+    Raises:
+        ValueError: the file does not list its special tokens; formats before version 7 do not.
+    """
+    from tokenizers import processors
+    from transformers.integrations.mistral.tokenizer import MistralConverter
+
+    path = folder / "tekken.json"
+    if "special_tokens" not in json.loads(path.read_bytes()):
+        raise ValueError("it does not list its special tokens, as formats before version 7")
+    tokenizer = MistralConverter(str(path)).converted()
+    begin = tokenizer.token_to_id("<s>")
+    if begin is not None:
+        added = processors.TemplateProcessing(
+            single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", begin)]
+        )
+        tokenizer.post_processor = processors.Sequence([tokenizer.post_processor, added])
+    return tokenizer.to_str()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
