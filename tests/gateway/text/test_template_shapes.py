@@ -8,6 +8,8 @@ the form of the messages that Transformers is given, because its users have to k
 - `apart`: content and calls need a message each
 - `single`: each call needs a separate message, followed by its result
 - `alternate`: the template knows no results; they are the user's messages
+- `metadata`: each call is a message with the name as `metadata`; results have the role `observation`
+- `xml`, `system-list`, `system-text`: tools are the variable `xml_tools`, or `tools` of the system message
 """
 
 from __future__ import annotations
@@ -92,6 +94,13 @@ def split_by_hand(messages: list[dict[str, Any]], form: list[str]) -> list[dict[
         content = message["content"]
         if not calls:
             written.append(message)
+        elif "metadata" in form:
+            written += [{"role": "assistant", "content": content}] if content else []
+            functions = [item["function"] for item in calls]
+            written += [
+                {"role": "assistant", "metadata": function["name"], "content": as_text(function["arguments"])}
+                for function in functions
+            ]
         elif "none" in form:
             texts = [
                 f'{{"name": "weather", "arguments": {as_text(item["function"]["arguments"])}}}'
@@ -122,6 +131,8 @@ def split_by_hand(messages: list[dict[str, Any]], form: list[str]) -> list[dict[
     unmoved = [item for item in written if item["role"] != "tool"]
     if "single" in form and len([item for item in unmoved if item.get("tool_calls")]) > 1:
         written = [item for index, item in enumerate(written) if item not in written[:index]]
+    if "metadata" in form:
+        written = [{**item, "role": item["role"].replace("tool", "observation")} for item in written]
     if "alternate" in form:
         return [
             {"role": role, "content": "\n".join(item["content"] for item in group)}
@@ -129,6 +140,20 @@ def split_by_hand(messages: list[dict[str, Any]], form: list[str]) -> list[dict[
             for group in [list(found)]
         ]
     return written
+
+
+def tools_by_hand(
+    messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, form: list[str]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the messages and further variables by which a user of Transformers passes the tools."""
+    if tools is None or "xml" in form:
+        return messages, {"xml_tools": tools} if tools else {}
+    if "system-list" not in form and "system-text" not in form:
+        return messages, {}
+    text = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+    if messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": ""}, *messages]
+    return [{**messages[0], "tools": tools if "system-list" in form else text}, *messages[1:]], {}
 
 
 def as_text(arguments: Any) -> str:
@@ -167,12 +192,40 @@ def test_conversations_render_as_in_transformers(name: str) -> None:
             options = {"tools": tools, "add_generation_prompt": prompt and not prefill}
             options["continue_final_message"] = prefill and prompt
             own = own_prompt(template, messages, **options)
-            assert own == transformers_prompt(source, expected, **options), (title, options)
+            given, variables = tools_by_hand(expected, tools, form)
+            assert own == transformers_prompt(source, given, **options, **variables), (title, options)
+            if tools and own is not None and form[-1:] in (["xml"], ["system-list"], ["system-text"]):
+                assert "größer" in own, title
             if "tool_calls" in str(conversation) and (own is not None or conversation[0] != SYSTEM):
                 shown = "id0000001" if name == "kimi_k2" else "weather"
                 assert own is not None and shown in own, title
 
 
+DOCUMENTS = [{"doc_id": 1, "text": "Größe <b>", "title": "a"}, {"doc_id": 2, "text": "b", "title": "c"}]
+OPTIONS: list[dict[str, Any]] = [
+    {"documents": DOCUMENTS},
+    {"documents": DOCUMENTS, "tools": TOOLS, "controls": {"citations": "on"}},
+    {"thinking": True},
+    {"enable_thinking": False},
+    {"thinking_budget": 0},
+    {"thinking_budget": 600},
+]
+
+
+@pytest.mark.parametrize("name", ["command_a", "ernie45", "granite_documents", "seed_oss_functions"])
+def test_documents_and_variables_render_as_in_transformers(name: str) -> None:
+    template = ChatTemplate(SHAPES[name], TOKENS)
+    prompts: set[str | None] = set()
+    for options in OPTIONS:
+        options = {"add_generation_prompt": True, "tools": None, **options}
+        for title in ("one message", "system", "turns"):
+            own = own_prompt(template, CONVERSATIONS[title], **options)
+            assert own == transformers_prompt(SHAPES[name], CONVERSATIONS[title], **options), options
+        prompts.add(own)
+    assert None not in prompts
+    assert len(prompts) >= 2
+
+
 def test_shapes_and_conversations_are_many() -> None:
-    assert len(SHAPES) >= 40
+    assert len(SHAPES) >= 50
     assert len(CONVERSATIONS) >= 20

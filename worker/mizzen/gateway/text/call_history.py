@@ -71,6 +71,11 @@ class CallForm:
     """True if content and calls need a message each, because the template shows only the content."""
     calls_apart: bool = False
     """True if each call needs a separate message, followed by its result."""
+    calls_as_metadata: bool = False
+    """True if each call is a message with the tool's name as `metadata` and the arguments as content.
+
+    Results then have the role `observation`. GLM-4's templates expect this form.
+    """
     calls_as_content: bool = False
     """True if the template does not show calls: they become part of the content, as JSON."""
     results_as_user: bool = False
@@ -96,6 +101,10 @@ def detect_call_form(render: Render) -> CallForm:
 
 
 def _form_without_calls(render: Render) -> CallForm:
+    metadata = CallForm(text_arguments=True, calls_as_metadata=True)
+    text = render(arrange_calls([_QUESTION, _message("", _call()), _result()], metadata))
+    if text is not None and _RESULT in text and score_call(text, _NAME, _ARGUMENTS) is Shown.WELL:
+        return metadata
     form = CallForm(text_arguments=True, calls_as_content=True)
     text = render(arrange_calls([_QUESTION, _message("", _call()), _result()], form))
     return form if text is not None and _RESULT in text else replace(form, results_as_user=True)
@@ -162,6 +171,12 @@ def arrange_calls(messages: Sequence[TemplateMessage], form: CallForm) -> list[T
                 end += 1
         arranged += _arrange_turn(messages[index:end], form)
         index = end
+    if form.calls_as_metadata:
+        is_result = [message.get("role") == "tool" for message in arranged]
+        return [
+            {**message, "role": "observation"} if result else message
+            for message, result in zip(arranged, is_result, strict=True)
+        ]
     return _results_as_user(arranged) if form.results_as_user else arranged
 
 
@@ -194,6 +209,13 @@ def _arrange_turn(turn: Sequence[TemplateMessage], form: CallForm) -> Iterator[T
     content = message.get("content")
     if form.calls_as_content:
         yield {**rest, "content": "\n".join(filter(None, [content, calls_as_text(calls)]))}
+        yield from results
+        return
+    if form.calls_as_metadata:
+        yield from [{**rest, "content": content}] if content else []
+        for function in (call.get("function") or {} for call in calls):
+            arguments = arguments_text(function.get("arguments"))
+            yield {"role": message["role"], "metadata": function.get("name"), "content": arguments}
         yield from results
         return
     calls = [_arrange_call(call, form) for call in calls]

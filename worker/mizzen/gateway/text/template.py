@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 
 from mizzen.gateway.text.call_history import PROBE_TOOL, CallForm, arrange_calls, detect_call_form
 from mizzen.gateway.text.sandbox import MAX_CHARACTERS, TemplateEnvironment
 from mizzen.gateway.text.tokenizer import is_chat_template, read_files
+from mizzen.gateway.text.tool_form import ToolForm, arrange_tools, detect_tool_form
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 RENDER_SECONDS = 5.0
@@ -22,6 +23,7 @@ END_MARK = "END_OF_TEXT_TO_CONTINUE "
 """Text that marks the end of the message that the model continues; its trailing space shows whether the
 template strips the text."""
 
+Form = TypeVar("Form")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -59,6 +61,8 @@ class ChatTemplate:
         self._templates = {name: self._compile(name, source) for name, source in sources.items()}
         self._call_forms: dict[tuple[str, bool], CallForm] = {}
         """Forms of calls by the name of the template and whether tools are offered."""
+        self._tool_forms: dict[str, ToolForm] = {}
+        """Forms of tools by the name of the template."""
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> ChatTemplate | None:
@@ -119,7 +123,10 @@ class ChatTemplate:
                 normalized = arrange_calls(normalized, self._call_form(name, tools is not None))
             if continue_final_message:
                 normalized[-1] = mark_end(normalized[-1])
-            values = {
+            values: dict[str, Any] = {"tools": tools}
+            if tools:
+                normalized, values = arrange_tools(normalized, tools, self._tool_form(name))
+            values |= {
                 **self._special_tokens,
                 **variables,
                 "messages": normalized,
@@ -141,29 +148,44 @@ class ChatTemplate:
         form = self._call_forms.get((name, with_tools))
         if form is not None:
             return form
-        bounds = self._environment.bounds
-
-        def render(messages: list[dict[str, Any]]) -> str | None:
-            bounds.check()
-            values = {
-                **self._special_tokens,
-                "messages": messages,
-                "tools": [PROBE_TOOL] if with_tools else None,
-                "documents": None,
-                "add_generation_prompt": True,
-            }
-            try:
-                return self._render_text(self._templates[name], values)
-            except TemplateError:
-                return None
-
-        try:
-            form = detect_call_form(render)
-            bounds.check()  # a form that was detected too late may be wrong, and is not stored
-        except jinja2.TemplateError as error:
-            raise TemplateError(error.message or str(error)) from error
+        variables = {"tools": [PROBE_TOOL] if with_tools else None}
+        form = self._detect(lambda: detect_call_form(lambda messages: self._probe(name, messages, variables)))
         self._call_forms[name, with_tools] = form
         return form
+
+    def _tool_form(self, name: str) -> ToolForm:
+        """Return the form in which a template shows tools; the template is probed once.
+
+        Raises:
+            TemplateError: probing exceeds the limit on time.
+        """
+        form = self._tool_forms.get(name)
+        if form is None:
+            form = self._detect(lambda: detect_tool_form(lambda *probe: self._probe(name, *probe)))
+            self._tool_forms[name] = form
+        return form
+
+    def _detect(self, detect: Callable[[], Form]) -> Form:
+        """Return the result of `detect`, which renders short conversations.
+
+        Raises:
+            TemplateError: that exceeds the limit on time.
+        """
+        try:
+            form = detect()
+            self._environment.bounds.check()  # a form that was detected too late may be wrong
+        except jinja2.TemplateError as error:
+            raise TemplateError(error.message or str(error)) from error
+        return form
+
+    def _probe(self, name: str, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str | None:
+        """Return the prompt for a short conversation; None if the template rejects it."""
+        self._environment.bounds.check()
+        common = {"messages": messages, "documents": None, "add_generation_prompt": True}
+        try:
+            return self._render_text(self._templates[name], {**self._special_tokens, **variables, **common})
+        except TemplateError:
+            return None
 
     def _render_text(self, template: jinja2.Template, values: dict[str, Any]) -> str:
         """Render a template within the current deadline.
