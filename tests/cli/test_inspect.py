@@ -60,10 +60,10 @@ def test_a_model_that_does_not_fit(arguments: tuple[str, ...]) -> None:
 
 def test_a_model_that_is_not_served(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
-    config.write_text(json.dumps({"architectures": ["MixtralForCausalLM"], "num_local_experts": 8}))
+    config.write_text(json.dumps({"architectures": ["MambaForCausalLM"], "state_size": 16}))
     result = inspect(tmp_path)
     assert result.exit_code == 1
-    assert "num_local_experts is 8: mixtures of experts (MixtralForCausalLM)" in result.stdout
+    assert "state_size describes layers with a recurrent state instead of attention" in result.stdout
     assert json.loads(inspect(config, "--json").stdout)["served"] is False
     file = tmp_path / "model.gguf"
     file.touch()

@@ -112,6 +112,38 @@ def test_a_step_that_leaves_no_memory_is_reported() -> None:
     assert "no memory is left for the KV cache" in fit.message
 
 
+MIXTRAL = KNOWN["mistralai/Mixtral-8x7B-Instruct-v0.1"]["config"]
+
+
+def test_a_model_through_transformers_is_sized_by_its_headers(tmp_path: Path) -> None:
+    save(tmp_path, config=MIXTRAL)
+    save_header(tmp_path / "model.safetensors", a=("BF16", [3, 1 << 30]), b=("BF16", [7]))
+    result = inspect_model(read_folder(tmp_path), OPTIONS, tensors=(1, 2), gpu="20 GiB", memory=20 * GIB)
+    assert (result.implementation, result.estimated) == ("transformers", True)
+    assert (result.parameters, result.weight_bytes) == ((3 << 30) + 7, (6 << 30) + 14)
+    assert [fit.weight_bytes for fit in result.memory_fits] == [(6 << 30) + 14, (3 << 30) + 8]
+    assert result.kv_bytes_per_token == 2 * 32 * 8 * 128 * 2
+    text = format_inspection(result)
+    assert f"{tmp_path}: served through Transformers" in text
+    assert "the sizes are estimates" in text
+
+
+def test_a_remote_model_through_transformers_is_sized_by_its_files() -> None:
+    files = read_listing("r", {"model-1.safetensors": 40}, {"config.json": json.dumps(MIXTRAL).encode()})
+    assert inspect_model(files, OPTIONS).parameters == 20
+    files = ModelFiles(name="r", fields=Fields(MIXTRAL))
+    result = inspect_model(files, OPTIONS, gpu="80 GiB", memory=80 * GIB)
+    assert (result.parameters, result.memory_fits, result.fits) == (0, (), True)
+    assert "unknown without the files of the weights" in format_inspection(result)
+
+
+def test_the_implementation_can_be_chosen() -> None:
+    native, other = (inspect(MIXTRAL, model_implementation=name) for name in ("native", "transformers"))
+    assert "num_local_experts is 8: mixtures of experts" in native.reason
+    assert other.served
+    assert inspect(QWEN3, model_implementation="transformers").implementation == "transformers"
+
+
 def test_layers_are_listed_by_their_windows() -> None:
     result = inspect(GEMMA3)
     assert [(layers.count, layers.window) for layers in result.layers] == [(10, None), (52, 1024)]

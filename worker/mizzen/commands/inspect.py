@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 NOT_SERVED = 1
 OPTIONS = (
     "dtype",
+    "model_implementation",
     "kv_cache_dtype",
     "memory_fraction",
     "max_running_requests",
     "prefill_chunk_tokens",
     "page_size",
 )
-"""Options of the engine that change the memory which a model needs."""
+"""Options of the engine that change the implementation of a model or the memory which it needs."""
 MANIFEST = ".mizzen.json"
 
 

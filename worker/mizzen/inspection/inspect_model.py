@@ -9,21 +9,22 @@ import msgspec
 
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.loading.validate import check_model, resolve_precision
-from mizzen.inspection.implementations import choose_implementation
 from mizzen.inspection.memory import (
+    ELEMENT_BYTES,
     MemoryFit,
+    count_loaded,
     fit_memory,
     kv_bytes_per_token,
     kv_element_bytes,
-    rank_weight_bytes,
 )
-from mizzen.inspection.model_files import ModelFiles
+from mizzen.inspection.model_files import ModelFiles, WeightFiles
 from mizzen.layers.sharding import SUGGESTED_SIZES, check_shardable
 from mizzen.models.config import ModelConfig
 from mizzen.models.features import list_features
 from mizzen.models.hf_fields import ConfigError, Fields
 from mizzen.models.model_families import find_family
-from mizzen.models.parameters import count_parameters
+from mizzen.models.registry import READERS, read_model
+from mizzen.models.transformers_backend.installed import check_installed
 
 
 class TensorSize(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -51,13 +52,15 @@ class Inspection(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         model: folder, file or source that the user named.
         architectures: `architectures` of config.json.
         family: family of the architecture; empty if it is unknown.
-        implementation: "native" for the engine's own implementation, or "none".
+        implementation: "native" for the engine's own implementation, "transformers" for the model's code in
+            Transformers, or "none".
+        estimated: whether the sizes are estimates, and the engine decides about the model when it starts.
         served: whether the engine serves the model.
         reason: why it does not, and what would work; empty if the model is served.
         text_only: whether only the text part of the model is served.
         generates: whether the model generates text; otherwise it only computes embeddings.
         features: what differs from a Llama.
-        parameters: number of parameters that are loaded.
+        parameters: number of parameters that are loaded; 0 if it is unknown.
         dtype: data type of the weights in memory.
         weight_bytes: bytes of all weights in memory.
         file_bytes: bytes of the safetensors files; None without such files.
@@ -73,6 +76,7 @@ class Inspection(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     architectures: tuple[str, ...] = ()
     family: str = ""
     implementation: str = "none"
+    estimated: bool = False
     served: bool = False
     reason: str = ""
     text_only: bool = False
@@ -91,8 +95,8 @@ class Inspection(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
     @property
     def fits(self) -> bool:
-        """Whether the model fits on at least one of the numbers of GPUs, or no GPU was named."""
-        return not self.gpu or any(fit.fits for fit in self.memory_fits)
+        """Whether the model fits on at least one of the numbers of GPUs, or nothing speaks against it."""
+        return not self.gpu or not self.parameters or any(fit.fits for fit in self.memory_fits)
 
 
 def inspect_model(
@@ -127,7 +131,9 @@ def inspect_model(
     if fields is None:
         return msgspec.structs.replace(result, reason=files.problem)
     try:
-        implementation, config = choose_implementation(fields)
+        config = read_model(fields, options.model_implementation)
+        if config.implementation != "native":
+            check_installed(config.architecture, READERS)
     except ConfigError as error:
         return msgspec.structs.replace(result, reason=str(error))
     problem = files.problem
@@ -136,26 +142,36 @@ def inspect_model(
     if problem:
         return msgspec.structs.replace(result, reason=problem)
     check_model(replace(options, tensor=1), config)
-    sizes = tuple(tensor_size(config, options, tensor) for tensor in tensors)
+    weights = files.weights
+    sizes = tuple(tensor_size(config, weights, options, tensor) for tensor in tensors)
+    parameters, dtype = count_loaded(config, weights), resolve_precision(options, config)
     return msgspec.structs.replace(
         result,
-        implementation=implementation,
+        implementation=config.implementation,
+        estimated=config.implementation != "native",
         served=True,
         text_only=config.text_tensors is not None,
         generates=config.generates,
-        features=list_features(config),
-        parameters=count_parameters(config),
-        dtype=resolve_precision(options, config),
-        weight_bytes=rank_weight_bytes(config, options, 1),
+        features=list_features(config) if config.implementation == "native" else (),
+        parameters=parameters,
+        dtype=dtype,
+        weight_bytes=parameters * ELEMENT_BYTES[dtype],
         kv_bytes_per_token=kv_bytes_per_token(config, kv_element_bytes(config, options)),
         layers=list_layers(config, options),
         context_length=config.context_length,
         tensor_sizes=sizes,
         gpu=gpu,
         memory_fits=tuple(
-            fit_memory(config, replace(options, tensor=size.tensor), memory, gpu, options.context_length)
+            fit_memory(
+                config,
+                weights,
+                replace(options, tensor=size.tensor),
+                memory,
+                name=gpu,
+                context=options.context_length,
+            )
             for size in sizes
-            if gpu and size.possible
+            if gpu and size.possible and parameters
         ),
     )
 
@@ -166,16 +182,19 @@ def read_names(fields: Fields | None) -> tuple[str, ...]:
     return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
 
-def tensor_size(config: ModelConfig, options: EngineOptions, tensor: int) -> TensorSize:
+def tensor_size(
+    config: ModelConfig, weights: WeightFiles | None, options: EngineOptions, tensor: int
+) -> TensorSize:
     """Return whether `tensor` GPUs can share a model, and what each of them holds."""
     try:
         check_shardable(config, tensor)
     except ValueError as error:
         return TensorSize(tensor=tensor, possible=False, reason=str(error))
+    element = ELEMENT_BYTES[resolve_precision(options, config)]
     return TensorSize(
         tensor=tensor,
         possible=True,
-        weight_bytes=rank_weight_bytes(config, options, tensor),
+        weight_bytes=count_loaded(config, weights, tensor) * element,
         kv_bytes_per_token=kv_bytes_per_token(config, kv_element_bytes(config, options), tensor),
     )
 

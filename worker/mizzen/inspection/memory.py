@@ -8,6 +8,7 @@ from mizzen.engine.config import EngineOptions
 from mizzen.engine.loading.memory_need import MemoryNeed
 from mizzen.engine.loading.validate import resolve_precision
 from mizzen.inspection.gpus import GIB
+from mizzen.inspection.model_files import WeightFiles
 from mizzen.models.config import ModelConfig
 from mizzen.models.parameters import count_parameters
 
@@ -56,9 +57,17 @@ def kv_bytes_per_token(config: ModelConfig, element: int, ranks: int = 1) -> int
     return 2 * config.layers * max(1, config.kv_heads // ranks) * config.head_dim * element
 
 
-def rank_weight_bytes(config: ModelConfig, options: EngineOptions, ranks: int) -> int:
-    """Return the bytes of the weights that one of `ranks` ranks holds."""
-    return count_parameters(config, ranks) * ELEMENT_BYTES[resolve_precision(options, config)]
+def count_loaded(config: ModelConfig, weights: WeightFiles | None, ranks: int = 1) -> int:
+    """Return the number of parameters that one of `ranks` ranks loads; 0 if it is unknown.
+
+    If Transformers implements the model, only its files tell the number. If their headers are unknown, it is
+    derived from the size of the files and the data type in config.json.
+    """
+    if config.implementation == "native":
+        return count_parameters(config, ranks)
+    if weights is None:
+        return 0
+    return -(-(weights.elements or weights.size // ELEMENT_BYTES[config.dtype]) // ranks)
 
 
 def describe_need(parameters: str, tensor: int, needed: float, available: float, share: str) -> str:
@@ -71,12 +80,19 @@ def describe_need(parameters: str, tensor: int, needed: float, available: float,
 
 
 def fit_memory(
-    config: ModelConfig, options: EngineOptions, memory: int, name: str, context: int | None = None
+    config: ModelConfig,
+    weights: WeightFiles | None,
+    options: EngineOptions,
+    memory: int,
+    *,
+    name: str,
+    context: int | None = None,
 ) -> MemoryFit:
     """Return the contexts that fit if `options.tensor` GPUs share a model.
 
     Args:
         config: Configuration of the model, which can be sharded over these GPUs.
+        weights: Files of the weights; None without such files.
         options: Options of the engine.
         memory: Memory of one GPU in bytes.
         name: Name of this memory for the message, such as "80 GiB".
@@ -84,20 +100,20 @@ def fit_memory(
     """
     ranks = options.tensor
     element = ELEMENT_BYTES[resolve_precision(options, config)]
-    weights = rank_weight_bytes(config, options, ranks)
+    weight_bytes = count_loaded(config, weights, ranks) * element
     need = MemoryNeed.estimate(config, options, element, kv_element_bytes(config, options))
     step = need.step_bytes + need.graph_bytes + RESERVED_BYTES
     available = int(memory * options.memory_fraction)
     page_bytes = options.page_size * need.token_bytes
-    pages = max(0, available - weights - step) // page_bytes
+    pages = max(0, available - weight_bytes - step) // page_bytes
     tokens = pages * options.page_size
     limit = context or config.context_length
     share = f"{options.memory_fraction} of {name}"
     message = describe_need(
-        format_count(count_parameters(config)), ranks, weights + RESERVED_BYTES, available, share
+        format_count(count_loaded(config, weights)), ranks, weight_bytes + RESERVED_BYTES, available, share
     )
     fits = tokens >= limit if context else tokens >= 2
-    if weights + RESERVED_BYTES > available:
+    if weight_bytes + RESERVED_BYTES > available:
         message = f"{message}; {MORE_GPUS}"
     elif tokens < 2:
         message = (
@@ -111,7 +127,7 @@ def fit_memory(
         )
     return MemoryFit(
         tensor=ranks,
-        weight_bytes=weights,
+        weight_bytes=weight_bytes,
         step_bytes=step,
         kv_bytes=pages * page_bytes,
         kv_tokens=tokens,

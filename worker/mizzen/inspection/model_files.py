@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,10 +32,12 @@ class WeightFiles:
     Attributes:
         size: bytes of all files.
         tensors: data type of each tensor, as safetensors names it; empty if no header was read.
+        elements: number of elements of all tensors; 0 if no header was read.
     """
 
     size: int
     tensors: Mapping[str, str]
+    elements: int = 0
 
     def find_problem(self, name: str, text_tensors: TextTensors | None) -> str:
         """Return why the tensors of the model `name` cannot be loaded; empty if nothing speaks against it.
@@ -103,16 +106,17 @@ def read_weight_files(folder: Path) -> WeightFiles:
         WeightsError: a file is missing or cannot be read.
     """
     tensors: dict[str, str] = {}
-    size = 0
+    size = elements = 0
     for path in checkpoint_files(folder):
         try:
             entries, _ = read_header(path)
             size += path.stat().st_size
             found = {name: entry["dtype"] for name, entry in entries.items() if name != "__metadata__"}
+            elements += sum(math.prod(entries[name]["shape"]) for name in found)
         except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
             raise WeightsError(f"{path} cannot be read: {error}") from error
         tensors |= found
-    return WeightFiles(size=size, tensors=tensors)
+    return WeightFiles(size=size, tensors=tensors, elements=elements)
 
 
 def read_listing(name: str, sizes: Mapping[str, int], contents: Mapping[str, bytes]) -> ModelFiles:

@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from mizzen.inspection.implementations import choose_implementation
+from mizzen.inspection.memory import count_loaded
 from mizzen.inspection.model_files import read_folder
-from mizzen.models.parameters import count_parameters
+from mizzen.models.registry import read_model
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +23,9 @@ def read_sizes(folder: Path) -> dict[str, Any]:
         files = read_folder(folder)
         if files.fields is None or files.problem:
             return {}
-        _, config = choose_implementation(files.fields)
-        return {"parameters": count_parameters(config), "dtype": config.dtype}
+        config = read_model(files.fields)
+        count = count_loaded(config, files.weights)
+        return {"parameters": count, "dtype": config.dtype} if count else {}
     except Exception as error:  # the files are complete, whatever their config.json contains
         logger.info("the number of parameters is unknown: %s", error)
         return {}

@@ -8,6 +8,11 @@ from mizzen.inspection.inspect_model import AttentionLayers, Inspection
 from mizzen.inspection.memory import format_count, format_gib
 
 NAME_WIDTH = 14
+IMPLEMENTATIONS = {"native": "by the native implementation", "transformers": "through Transformers"}
+ESTIMATED = (
+    "the sizes are estimates; when the engine starts, it checks the model's code and its plan for tensor "
+    "parallelism"
+)
 
 
 def format_inspection(result: Inspection) -> str:
@@ -22,15 +27,14 @@ def _lines(result: Inspection) -> Iterator[str]:
         yield from _row("reason", result.reason)
         return
     part = ", text only: images are rejected" if result.text_only else ""
-    yield f"{result.model}: served by the {result.implementation} implementation{part}"
-    yield from _row("architecture", f"{', '.join(result.architectures)} ({result.family})")
+    yield f"{result.model}: served {IMPLEMENTATIONS[result.implementation]}{part}"
+    family = f" ({result.family})" if result.family else ""
+    yield from _row("architecture", ", ".join(result.architectures) + family)
     yield from _row("task", "text generation" if result.generates else "embeddings")
     yield from _row("features", "; ".join(result.features))
-    yield from _row("parameters", f"{format_count(result.parameters)} ({result.parameters:,})")
-    files = "no files found, computed from config.json"
-    if result.file_bytes is not None:
-        files = f"{format_gib(result.file_bytes)} of safetensors files"
-    yield from _row("weights", f"{format_gib(result.weight_bytes)} in {result.dtype} ({files})")
+    if result.estimated:
+        yield from _row("note", ESTIMATED)
+    yield from _weight_rows(result)
     yield from _row("layers", ", ".join(_describe_layers(layers) for layers in result.layers))
     yield from _row("KV cache", f"{result.kv_bytes_per_token / 1024:,.4g} KiB a token")
     yield from _row("context", f"{result.context_length:,} tokens")
@@ -39,9 +43,20 @@ def _lines(result: Inspection) -> Iterator[str]:
     for size in result.tensor_sizes:
         if not size.possible:
             yield from _row("", f"not {size.tensor}: {size.reason}")
-    if result.gpu:
+    if result.memory_fits:
         yield ""
         yield from _fit_table(result)
+
+
+def _weight_rows(result: Inspection) -> Iterator[str]:
+    if not result.parameters:
+        yield from _row("parameters", "unknown without the files of the weights, and so is the memory needed")
+        return
+    yield from _row("parameters", f"{format_count(result.parameters)} ({result.parameters:,})")
+    files = "no files found, computed from config.json"
+    if result.file_bytes is not None:
+        files = f"{format_gib(result.file_bytes)} of safetensors files"
+    yield from _row("weights", f"{format_gib(result.weight_bytes)} in {result.dtype} ({files})")
 
 
 def _row(name: str, value: str) -> Iterator[str]:

@@ -119,15 +119,15 @@ def read_windows(fields: Fields, layers: int, everywhere: int | None) -> tuple[i
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def read_layer_count(fields: Fields) -> int:
-    """Read the number of layers.
+def read_layer_count(fields: Fields, name: str = "num_hidden_layers", default: int | None = None) -> int:
+    """Read the number of layers from the field `name`; without a default the field is required.
 
     Raises:
         ConfigError: the field is not an integer from 1 to `MAX_LAYERS`, so that lists of layers stay small.
     """
-    layers = fields.integer("num_hidden_layers")
+    layers = fields.integer(name, default)
     if layers > MAX_LAYERS:
-        raise fields.error("num_hidden_layers", f"must be at most {MAX_LAYERS}")
+        raise fields.error(name, f"must be at most {MAX_LAYERS}")
     return layers
 
 

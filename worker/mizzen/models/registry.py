@@ -27,10 +27,19 @@ SUPPORTED = tuple(sorted({*READERS, *HEADLESS_READERS, *TEXT_PARTS}))
 
 
 def read_config(folder: Path, implementation: str = "auto") -> ModelConfig:
-    """Read a model folder's config.json.
+    """Read a model folder's config.json; see `read_model`.
+
+    Raises:
+        ConfigError: a field is missing, invalid or not supported. The message names the field.
+    """
+    return read_model(Fields.load(folder), implementation)
+
+
+def read_model(fields: Fields, implementation: str = "auto") -> ModelConfig:
+    """Read the configuration of a model from the fields of its config.json.
 
     Args:
-        folder: Model folder.
+        fields: Fields of config.json.
         implementation: "native" for Mizzen's own models, "transformers" for those of Transformers, or "auto"
             for Transformers if no listed architecture has a native implementation.
 
@@ -38,7 +47,6 @@ def read_config(folder: Path, implementation: str = "auto") -> ModelConfig:
         ConfigError: a field is missing, invalid or not supported. The message names the field; for an unknown
             architecture, it says what is not supported, or lists the supported ones.
     """
-    fields = Fields.load(folder)
     listed = fields.values.get("architectures")
     names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
     native = implementation != "transformers" and any(name in SUPPORTED for name in names)
@@ -52,7 +60,7 @@ def read_fields(fields: Fields) -> ModelConfig:
     """Read the configuration of a model with a native implementation from the fields of its config.json.
 
     Raises:
-        ConfigError: see `read_config`.
+        ConfigError: see `read_model`.
     """
     names = fields.values.get("architectures")
     for name in names if isinstance(names, list) else []:

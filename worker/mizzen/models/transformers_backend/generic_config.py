@@ -7,7 +7,7 @@ Transformers. `inspection` replaces the estimate by the sizes that the model rea
 
 from __future__ import annotations
 
-from mizzen.models.config import DTYPES, ModelConfig, read_token_ids
+from mizzen.models.config import DTYPES, ModelConfig, read_layer_count, read_token_ids
 from mizzen.models.hf_fields import ConfigError, Fields
 from mizzen.models.unsupported import explain_layers
 
@@ -29,8 +29,12 @@ def first_integer(fields: Fields, names: tuple[str, ...], default: int | None = 
     Raises:
         ConfigError: none is set and there is no default, or the value is not a positive integer.
     """
-    name = next((name for name in names if fields.values.get(name) is not None), names[0])
-    return fields.integer(name, default)
+    return fields.integer(find_set(fields, names), default)
+
+
+def find_set(fields: Fields, names: tuple[str, ...]) -> str:
+    """Return the first of the fields `names` that is set; the first of them if none is set."""
+    return next((name for name in names if fields.values.get(name) is not None), names[0])
 
 
 def refuse_other_layers(kinds: object, source: str) -> None:
@@ -58,7 +62,7 @@ def read_generic_config(fields: Fields, architecture: str) -> ModelConfig:
         raise fields.error("is_causal", "must be true: attention to later tokens is not supported")
     refuse_other_layers(fields.values.get("layer_types"), fields.source)
     heads, hidden = first_integer(fields, HEADS, 1), first_integer(fields, HIDDEN, 1)
-    layers = first_integer(fields, LAYERS, 1)
+    layers = read_layer_count(fields, find_set(fields, LAYERS), 1)
     dtype = fields.values.get("dtype") or fields.values.get("torch_dtype") or "bfloat16"
     if dtype not in DTYPES:
         raise fields.error("dtype" if "dtype" in fields.values else "torch_dtype", f"must be in {DTYPES}")
