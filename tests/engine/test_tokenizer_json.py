@@ -192,6 +192,22 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         convert_tokenizer.main(str(tmp_path), "tokenizer.model", str(tmp_path / "out"))
 
 
+def test_conversion_knows_no_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "tekken.json").write_bytes(b"{}")
+    environments: list[dict[str, str]] = []
+
+    def run(command: list[str], *, env: dict[str, str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        environments.append(env)
+        return subprocess.CompletedProcess(command, 1, b"", b"no")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setenv("HF_TOKEN", "s3cret")
+    with pytest.raises(TokenizerConversionError, match="cannot be converted: no; save"):
+        read_tokenizer_json(tmp_path)
+    assert "s3cret" not in environments[0].values()
+    assert "PATH" in environments[0]
+
+
 def test_slow_conversion_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "tekken.json").write_bytes(b"{}")
     monkeypatch.setattr(tokenizer_json, "SECONDS", 0.01)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ CONFIGURATIONS = ("tokenizer_config.json", "special_tokens_map.json", "added_tok
 """Files that determine the result besides the source."""
 SECONDS = 600.0
 """Maximum duration of a conversion."""
+_SECRET = re.compile("key|password|secret|token", re.IGNORECASE)
 FORMAT = b"1"
 """Version of the conversion; a new version ignores results that are in the cache."""
 
@@ -62,12 +64,13 @@ def _hash_sources(folder: Path, source: str) -> str:
 
 
 def _convert(folder: Path, source: str) -> bytes:
-    """Convert a tokenizer in a child process, which has no access to GPUs and hubs.
+    """Convert a tokenizer in a child process, which has no access to GPUs and hubs, and knows no secrets.
 
     Raises:
         TokenizerConversionError: the conversion fails.
     """
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    kept = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
+    environment = {**kept, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     way_out = f"save the tokenizer as {FILE}, with save_pretrained of Transformers' fast tokenizer"
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch) / FILE
