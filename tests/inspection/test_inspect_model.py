@@ -14,9 +14,9 @@ from mizzen.engine.config import EngineOptions
 from mizzen.engine.loading.host import DeviceMemory
 from mizzen.engine.loading.memory_budget import fit_kv_pages
 from mizzen.engine.loading.memory_need import MemoryNeed
-from mizzen.inspection.gpus import GIB, gpu_bytes
+from mizzen.inspection.gpus import GIB, GPUS, gpu_bytes
 from mizzen.inspection.inspect_model import Inspection, inspect_model
-from mizzen.inspection.memory import RESERVED_BYTES
+from mizzen.inspection.memory import RESERVED_BYTES, format_count
 from mizzen.inspection.model_files import ModelFiles, read_folder, read_listing
 from mizzen.inspection.text import format_inspection
 from mizzen.models.hf_fields import ConfigError, Fields
@@ -250,6 +250,20 @@ def test_an_invalid_config_of_a_remote_model_is_an_error(content: bytes) -> None
 )
 def test_a_gpu_is_a_name_or_a_size(name: str, size: float) -> None:
     assert gpu_bytes(name) == int(size * GIB)
+
+
+def test_the_guide_names_all_gpus() -> None:
+    guide = (Path(__file__).parents[2] / "docs/cli.md").read_text()
+    names = guide.partition("`--gpu` names a GPU (")[2].partition(")")[0].replace(" or ", ", ")
+    assert names.split(", ") == list(GPUS)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(999, "999"), (999_400_000, "999M"), (999_600_000, "1B"), (8_190_735_360, "8.19B"), (10**12, "1T")],
+)
+def test_numbers_of_parameters_are_rounded(count: int, text: str) -> None:
+    assert format_count(count) == text
 
 
 @pytest.mark.parametrize("name", ["h1000", "", "0", "-1", "24TB", "nan"])

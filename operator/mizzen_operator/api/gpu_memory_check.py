@@ -19,6 +19,8 @@ BYTES_PER_PARAMETER = {"Auto": 2, "BFloat16": 2, "Float16": 2, "Float32": 4}
 """Bytes per parameter, by dtype. The value for `Auto` is a lower bound: the model may have a wider type."""
 BYTES_PER_DTYPE = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes per parameter of a fetched model, if its dtype is not changed, by the data type of its weights."""
+ROUNDED_UP = 0.9995
+"""Share of a unit from which a number with three digits is rounded up to the unit."""
 RESERVED_BYTES = 256 * 2**20
 """Minimum number of bytes that every rank needs in addition to its weights."""
 
@@ -80,6 +82,6 @@ def _format_gib(size: float) -> str:
 def _format_count(count: int) -> str:
     """Format a number of parameters, such as 8.19B, in the same way as `mizzen inspect`."""
     for unit, size in sorted(PARAMETER_UNITS.items(), key=lambda item: -item[1]):
-        if count >= size:
+        if count >= ROUNDED_UP * size:
             return f"{count / size:.3g}{unit}"
     return str(count)

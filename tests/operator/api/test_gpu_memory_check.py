@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from marks import in_cluster
 from mizzen.engine.config import EngineOptions
 from mizzen.inspection.inspect_model import inspect_model
+from mizzen.inspection.memory import format_count
 from mizzen.inspection.model_files import ModelFiles
 from mizzen.models.hf_fields import Fields
 from mizzen_operator.api.gpu_memory_check import check_gpu_memory
@@ -94,6 +95,22 @@ def test_a_fetched_model_is_checked_with_the_words_of_mizzen_inspect(
     assert ("raise spec.parallelism.tensor, or correct spec.accelerator.memory" in result.message) == (
         not result.fits
     )
+
+
+@given(st.integers(10**6, 10**14))
+def test_numbers_of_parameters_are_formatted_as_by_mizzen_inspect(count: int) -> None:
+    from types import SimpleNamespace
+
+    service: Any = SimpleNamespace(
+        parameters="",
+        gpu_memory="1Gi",
+        tensor=1,
+        model=SimpleNamespace(dtype="Auto"),
+        engine=SimpleNamespace(device="CUDA", memory_fraction="0.90"),
+    )
+    result = check_gpu_memory(service, count)
+    assert result is not None
+    assert result.message.startswith(f"{format_count(count)} parameters on 1 GPU need")
 
 
 @in_cluster

@@ -15,6 +15,8 @@ from mizzen.models.parameters import count_parameters
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 RESERVED_BYTES = 256 << 20
 """Minimum number of bytes that every rank needs in addition to its weights, for CUDA and a step."""
+ROUNDED_UP = 0.9995
+"""Share of a unit from which a number with three digits is rounded up to the unit."""
 MORE_GPUS = "use more GPUs (--tensor) or GPUs with more memory"
 
 
@@ -146,6 +148,6 @@ def format_gib(size: float) -> str:
 def format_count(count: int) -> str:
     """Format a number of parameters, such as 8.2B or 494M."""
     for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6)):
-        if count >= size:
+        if count >= ROUNDED_UP * size:
             return f"{count / size:.3g}{unit}"
     return str(count)
