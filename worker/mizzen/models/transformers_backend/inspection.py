@@ -120,6 +120,8 @@ def replicates_attention(config: ModelConfig, model: Any, dtype: torch.dtype, ra
         sharded = TransformersModel(build, config, model, replace=True)
     setattr(model, model.base_model_prefix, sharded.base)
     sharded.keep_rotation()
+    if sharded.deferred_adds is not None:
+        sharded.deferred_adds.turn_off()
     recorder = Recorder(model)
     try:
         run_on_meta(model, recorder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mizzen.models.config import ModelConfig
 from mizzen.models.hf_fields import ConfigError
 from mizzen.models.transformers_backend.build import build_on_meta, read_hf_config
 from mizzen.models.transformers_backend.checkpoint_names import name_targets
+from mizzen.models.transformers_backend.deferred_add import DeferredAdds
 from mizzen.models.transformers_backend.model import TransformersModel
 from mizzen.weights.load import tensor_names
 
@@ -64,6 +66,22 @@ class PointwiseAttention:
         return (q + v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)).contiguous()
 
 
+def check_deferred_adds(model: TransformersModel, tokens: torch.Tensor, positions: torch.Tensor) -> None:
+    """Turn the fused additions of a model off if they fail or change its result; needs inference mode."""
+    adds, attend = model.deferred_adds, PointwiseAttention()
+    if adds is None or not adds.active:
+        return
+    try:
+        fused = model.hidden(tokens, positions, attend)  # type: ignore[arg-type]
+    except Exception:  # the model's code may fail in any way; without fused additions it decides itself
+        fused = None
+    adds.turn_off()
+    expected = model.hidden(tokens, positions, attend)  # type: ignore[arg-type]
+    difference = math.inf if fused is None else (fused - expected).abs().max().item()
+    if difference <= TOLERANCE * expected.abs().max().item():
+        model.deferred_adds = DeferredAdds(model.base)
+
+
 def check_independence(model: TransformersModel, device: torch.device) -> None:
     """Check that tokens influence each other only through the attention, and that positions are used.
 
@@ -80,6 +98,7 @@ def check_independence(model: TransformersModel, device: torch.device) -> None:
     order = torch.tensor([2, 0, 3, 1], device=device)
     attend: Any = PointwiseAttention()
     with torch.inference_mode():
+        check_deferred_adds(model, tokens, positions)
         model.step.compares_halves = model.defers_rotation
         model.hidden(tokens, positions, attend)
         model.step.compares_halves = False

@@ -19,6 +19,7 @@ from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.config import ModelConfig
 from mizzen.models.hf_fields import ConfigError
 from mizzen.models.transformers_backend import attention
+from mizzen.models.transformers_backend.deferred_add import DeferredAdds
 from mizzen.models.transformers_backend.linears import GatedMLP, HeadModule, Replacement
 from mizzen.models.transformers_backend.meta_run import record_calls
 from mizzen.models.transformers_backend.parameters import allocate_parameters
@@ -99,6 +100,8 @@ class TransformersModel:
         """Patterns of the names of checkpoint tensors that the model does not need."""
         head = model.get_output_embeddings()
         setattr(model, model.base_model_prefix, GivenStates())
+        self.deferred_adds = DeferredAdds(self.base) if replace else None
+        """Additions to the residual stream that are fused with norms; None if nothing is replaced."""
         self.head = head if isinstance(head, HeadModule) else None
 
     def keep_rotation(self) -> None:
@@ -149,6 +152,8 @@ class TransformersModel:
             out = self.base(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
         finally:
             self.step.end()
+            if self.deferred_adds is not None:
+                self.deferred_adds.pending.drop()
         hidden = out.last_hidden_state[0]
         return hidden if rows is None else hidden[rows]
 

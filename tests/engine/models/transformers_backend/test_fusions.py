@@ -1,0 +1,138 @@
+"""Modules of Transformers are replaced only where Mizzen computes the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from logits_check import assert_equal, check
+from torch import nn
+
+from family_twins import save_other_twin
+from mizzen.models.block import Activation
+from mizzen.models.hf_fields import ConfigError
+from mizzen.models.transformers_backend import loading
+from mizzen.models.transformers_backend.attention import merge_heads
+from mizzen.models.transformers_backend.recognition import recognise_mlp, recognise_norm
+
+
+class OddRMSNorm(nn.Module):
+    """Like RMSNorm, but with another formula."""
+
+    def __init__(self, power: float) -> None:
+        super().__init__()
+        self.weight, self.eps, self.power = nn.Parameter(torch.ones(8)), 1e-6, power
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x * (x.pow(2).mean(-1, keepdim=True) + self.eps) ** self.power
+
+
+class GatedBlock(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(8, 16, bias=False), nn.Linear(8, 16, bias=False)
+        self.down_proj, self.factor = nn.Linear(16, 8, bias=False), factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = nn.functional.silu(self.gate_proj(x) * self.factor)
+        return self.down_proj(gate * self.up_proj(x))
+
+
+@pytest.mark.parametrize(("power", "found"), [(-0.5, (1e-6, False)), (-0.49, None), (0.5, None)])
+def test_norms_are_recognised_by_their_result(power: float, found: Any) -> None:
+    assert recognise_norm(OddRMSNorm(power)) == found
+
+
+@pytest.mark.parametrize(("factor", "found"), [(1.0, Activation.SILU), (1.01, None)])
+def test_feed_forward_blocks_are_recognised_by_their_result(factor: float, found: Any) -> None:
+    assert recognise_mlp(GatedBlock(factor)) == found
+
+
+@pytest.mark.parametrize(
+    ("twin", "rotation", "additions"),
+    [
+        ("phi3", True, False),  # a layer has modules for dropout
+        ("granite", True, False),  # outputs are multiplied before they are added
+        ("olmo2", True, False),  # outputs are normalised
+        ("cohere2", False, False),  # interleaved RoPE
+        ("seed-oss", True, True),
+        ("ministral3", False, True),  # queries are scaled after the rotation
+    ],
+)
+def test_rotations_and_additions_are_fused_where_they_are_plain(
+    twin: str, rotation: bool, additions: bool, kit: SimpleNamespace, tmp_path: Path
+) -> None:
+    kit.save_twin(tmp_path, twin)
+    model = kit.Bench(tmp_path, model_implementation="transformers").model
+    assert (model.defers_rotation, model.deferred_adds.active) == (rotation, additions)
+
+
+def test_additions_are_not_fused_if_the_model_changes_the_stream(
+    kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hook stands for code of a model that works on the residual stream between the layers."""
+    reference = kit.save_model(tmp_path, "llama")
+    make = loading.make_transformers_model
+
+    def make_hooked(*args: Any, **options: Any) -> Any:
+        model = make(*args, **options)
+        model.base.layers[0].register_forward_hook(lambda module, inputs, output: output * 2)
+        return model
+
+    reference.model.layers[0].register_forward_hook(lambda module, inputs, output: output * 2)
+    monkeypatch.setattr(loading, "make_transformers_model", make_hooked)
+    check(kit, tmp_path, reference, "reference", model_implementation="transformers")
+
+
+def test_a_model_whose_tokens_influence_each_other_is_refused(
+    kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.save_model(tmp_path, "llama")
+    make = loading.make_transformers_model
+
+    def make_mixing(*args: Any, **options: Any) -> Any:
+        model = make(*args, **options)
+        model.base.layers[1].register_forward_hook(lambda module, inputs, output: output.cumsum(dim=1))
+        return model
+
+    monkeypatch.setattr(loading, "make_transformers_model", make_mixing)
+    with pytest.raises(ConfigError, match="tokens influence each other outside the attention"):
+        kit.Bench(tmp_path, model_implementation="transformers")
+
+
+def test_heads_of_one_projection_are_merged_without_a_copy() -> None:
+    qkv = torch.randn(5, (4 + 2 * 2) * 8)
+    q, k, v = (part.view(5, -1, 8) for part in qkv.split((32, 16, 16), dim=1))
+    merged = merge_heads(q, k, v)
+    assert merged.data_ptr() == qkv.data_ptr()
+    assert_equal(merged, qkv)
+    assert_equal(merge_heads(q.clone(), k, v), qkv)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "message"),
+    [("OPT", "has no tensor parallel plan"), ("Qwen3Moe", r"has \w+ for layers.*experts.*Use --tensor 1")],
+)
+def test_plans_that_cannot_be_followed_are_refused(
+    prefix: str, message: str, kit: SimpleNamespace, tmp_path: Path
+) -> None:
+    save_other_twin(tmp_path, prefix)
+    with pytest.raises(ConfigError, match=message):
+        kit.Bench(tmp_path, tensor=2)
+
+
+def test_a_missing_tensor_of_an_expert_is_named(kit: SimpleNamespace, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save_other_twin(tmp_path, "Qwen3Moe")
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.experts.2.up_proj.weight"]
+    save_file(tensors, file)
+    with pytest.raises(
+        ConfigError, match=r"lacks some of the tensors.*layers\.1\.mlp\.experts\.gate"
+    ):
+        kit.Bench(tmp_path)
