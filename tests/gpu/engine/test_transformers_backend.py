@@ -81,7 +81,9 @@ def check_answers(model: Any, folder: Path, **options: Any) -> None:
     errors, errors_of_rounded = ((values - expected).abs() for values in (actual, rounded))
     print(f"{errors.mean():.4f} {errors.max():.3f}, Transformers {errors_of_rounded.mean():.4f}")
     assert errors.mean() < RATIO * errors_of_rounded.mean() + MARGIN / 4
-    assert errors.max() < RATIO * errors_of_rounded.max() + MARGIN
+    if not hasattr(model.config, "num_experts_per_tok"):
+        # A rounding error may choose another expert for a token, which changes a single value by much more.
+        assert errors.max() < RATIO * errors_of_rounded.max() + MARGIN
 
 
 @pytest.mark.parametrize("fusion", ["auto", "off"])
