@@ -281,6 +281,22 @@ def test_a_grammar_is_retried_if_its_sandbox_dies(folder: Path) -> None:
         compiler.close()
 
 
+def test_a_busy_machine_refuses_a_grammar_only_for_the_moment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = gk.compiler(folder, quick_seconds=10.0, compile_seconds=10.0, wall_factor=0.0)
+    try:
+        assert gk.outcome(compiler, regex("before")).grammar
+        monkeypatch.setattr("mizzen.engine.grammar.compile_sandbox.SPARE_SECONDS", 1e-4)
+        outcome = gk.outcome(compiler, regex("a+"))
+        assert outcome.temporary
+        assert "busy" in outcome.error
+        monkeypatch.undo()
+        assert gk.outcome(compiler, regex("a+")).grammar
+    finally:
+        compiler.close()
+
+
 def test_models_without_end_token_or_tokenizer_reject_grammars(folder: Path, tmp_path: Path) -> None:
     for new_compiler, reason in (
         (GrammarCompiler(str(folder), gk.VOCABULARY, ()), "no end token"),

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from mizzen.core.outputs import GrammarCounts
 from mizzen.core.sampling_params import Grammar, GrammarKind
 from mizzen.engine.grammar.compiled import CompiledGrammar
-from mizzen.engine.grammar.ebnf import REWRITTEN_PREFIXES, json_schema_to_ebnf
 from mizzen.engine.grammar.mask_threads import MaskThreads
 from mizzen.engine.grammar.matchers import GrammarMasks
+from mizzen.engine.grammar.schema_rules import REWRITTEN_PREFIXES, json_schema_to_ebnf
 from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder, GrammarTarget
 from mizzen.engine.sampling.token_bitmask import TokenBitmasks
 from mizzen.engine.uploader import Uploader
@@ -129,7 +129,7 @@ def test_no_mask_is_refilled_within_a_string(compiled: list[CompiledGrammar]) ->
 
 
 def test_rewritten_rules_exist_in_this_compiler_version() -> None:
-    text = json_schema_to_ebnf(json.dumps(SCHEMA))
+    text = json_schema_to_ebnf(SCHEMA)
     assert all(new in text and old not in text for old, new in REWRITTEN_PREFIXES.items())
 
 

@@ -18,7 +18,7 @@ import xgrammar
 
 from mizzen.core.sampling_params import Grammar, GrammarKind
 from mizzen.engine.grammar.errors import GrammarError
-from mizzen.engine.grammar.patterns import check_pattern
+from mizzen.engine.grammar.regex_rules import check_pattern
 from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder, GrammarTarget
 
 VOCABULARY, EOS = 258, 257
@@ -98,6 +98,15 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "string", "pattern": r"a\\b"}, '"pattern"'),
     ({"type": "string", "pattern": "x^a"}, '"pattern"'),
     ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+    ({"type": "string", "pattern": r"^[\p{L} ]+$"}, r"may not have \p"),
+    (
+        {"properties": {"v": {"$ref": "#name"}}, "$defs": {"x": {"$anchor": "name"}}},
+        '"$ref" at /properties/v',
+    ),
+    ({"type": "string", "maxLength": -1}, '"maxLength" at /'),
+    ({"properties": {"v": {"$ref": 5}}}, '"$ref" at /properties/v'),
+    ({"items": {"type": []}}, '"type" at /items'),
+    ({"type": "integer", "maximum": 2**64}, "below 2^63"),
     ({"type": "string", "pattern": r"(a)\1"}, r"may not have \1"),
     ({"minLength": 2}, '"minLength" at /'),
     ({"required": ["a"]}, '"required" at /'),
@@ -141,8 +150,7 @@ def builder() -> GrammarBuilder:
             self._nesting = 64
             tokens = [bytes([byte]) if byte < 128 or byte in (0xC3, 0xA9) else b"" for byte in range(256)]
             tokens += [b"\xff<pad>", b"\xff<eos>"]
-            self._text = self._compiler(tokens, 1)
-            self._json = self._compiler([b"" if token < b" " else token for token in tokens], 1)
+            self._compiler = self._make_compiler(tokens, 1)
 
     return Bytes()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeGuard
+from urllib.parse import unquote
 
 Schema = dict[str, Any]
 
@@ -45,3 +46,20 @@ TYPES: dict[str, Callable[[Any], bool]] = {
     "array": lambda value: isinstance(value, list),
     "object": lambda value: isinstance(value, dict),
 }
+
+
+def resolve_pointer(root: Any, reference: str) -> Any:
+    """Return the value within a schema that a reference (`#` or `#/…`) points to; None if it has none."""
+    pointer = unquote(reference)
+    if pointer != "#" and not pointer.startswith("#/"):
+        return None
+    value = root
+    for step in pointer.split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, dict):
+            value = value.get(key)
+        elif isinstance(value, list) and key.isascii() and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            return None
+    return value

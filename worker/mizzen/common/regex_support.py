@@ -1,51 +1,69 @@
-"""Check that a regular expression uses only features that the grammar compiler supports."""
+"""Checks that a regular expression uses only features that grammars enforce."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from mizzen.common.regex_tree import (
+    SURROGATES,
+    Characters,
+    Choice,
+    Concatenation,
+    Node,
+    Ranges,
+    RegexError,
+    Repeat,
+    character_set,
+    invert_ranges,
+    merge_ranges,
+    parse_regex,
+    subtract_ranges,
+)
 
-_ESCAPED = ("\\\\", '\\"', "\\x22", "\\x5c", "\\x5C", "\\u0022", "\\u005c", "\\u005C")
-
-_UNKNOWN = (*"123456789bBAZzpPkKGQE", "")
-"""Characters that must not follow a backslash, because the grammar compiler does not support these escapes
-(back references, boundaries, properties). The empty string stands for a backslash at the pattern's end."""
+JSON_ESCAPED: Ranges = character_set((0, 0x1F), 0x22, 0x5C)
+"""Characters that JSON strings contain only as escapes."""
+NOT_IN_JSON = merge_ranges(JSON_ESCAPED, SURROGATES)
 
 
 def pattern_fault(pattern: str, *, quoted: bool) -> str | None:
-    """Return why the grammar compiler would misread a pattern, or None if it supports the pattern.
+    """Return why a grammar cannot enforce a pattern, or None if it can.
 
     A pattern must match the whole text. A `quoted` pattern is for the contents of a JSON string, in which
     characters that JSON escapes cannot be matched.
     """
-    pieces = list(split_pattern(pattern))
-    for index, (piece, in_class) in enumerate(pieces):
-        if in_class:
-            continue
-        if piece == "^" and index:
-            return "may have ^ only at its beginning: the whole text is matched"
-        if piece == "$" and index < len(pieces) - 1:
-            return "may have $ only at its end: the whole text is matched"
-        following = [part for part, _ in pieces[index + 1 : index + 3]]
-        if piece == "(" and following[:1] == ["?"] and following[1:] != [":"]:
-            return "may have only plain groups and (?:...): no look-around, named groups or flags"
-        if piece[0] == "\\" and piece[1:] in _UNKNOWN:
-            return f"may not have {piece}"
-        if quoted and (piece == '"' or piece in _ESCAPED):
-            return "cannot match quotes or backslashes inside a JSON string"
+    try:
+        read_pattern(pattern, quoted=quoted)
+    except RegexError as error:
+        return str(error)
     return None
 
 
-def split_pattern(pattern: str) -> Iterator[tuple[str, bool]]:
-    """Yield each character or escape of a pattern, and whether it belongs to a character class."""
-    index, in_class = 0, False
-    while index < len(pattern):
-        piece = pattern[index]
-        if piece == "\\":
-            width = {"x": 4, "u": 6}.get(pattern[index + 1 : index + 2], 2)
-            piece = pattern[index : index + width]
-        elif piece == "[" and not in_class:
-            in_class = True
-        elif piece == "]" and in_class:
-            in_class = False
-        yield piece, in_class or piece == "]"
-        index += len(piece)
+def read_pattern(pattern: str, *, quoted: bool) -> Node:
+    """Return the tree of a pattern; that of a `quoted` one contains no characters that JSON escapes.
+
+    Raises:
+        RegexError: A grammar cannot enforce the pattern.
+    """
+    node = parse_regex(pattern)
+    return without_escaped(node) if quoted else node
+
+
+def without_escaped(node: Node) -> Node:
+    """Return a tree without the characters that JSON escapes.
+
+    Raises:
+        RegexError: Only such characters match in some place.
+    """
+    if isinstance(node, Characters):
+        ranges = subtract_ranges(node.ranges, NOT_IN_JSON)
+        if not ranges:
+            raise RegexError("cannot match quotes or backslashes inside a JSON string")
+        return Characters(ranges)
+    if isinstance(node, Concatenation):
+        return Concatenation(tuple(without_escaped(part) for part in node.parts))
+    if isinstance(node, Choice):
+        return Choice(tuple(without_escaped(part) for part in node.alternatives))
+    return Repeat(without_escaped(node.part), node.low, node.high)
+
+
+def any_json_character() -> Characters:
+    """Return one character of a JSON string that is not an escape."""
+    return Characters(invert_ranges(NOT_IN_JSON))

@@ -16,12 +16,10 @@ from dataclasses import asdict
 
 from mizzen.core.sampling_params import Grammar
 from mizzen.engine.grammar.errors import CompilerUnavailable, CompileTimeout, GrammarError
-from mizzen.engine.grammar.limits import GrammarLimits
+from mizzen.engine.grammar.limits import SPARE_SECONDS, GrammarLimits
 
 log = logging.getLogger(__name__)
 
-SPARE_SECONDS = 5.0
-"""Time that the engine waits in addition to a child's own time limit, for the fork and the reply."""
 EXIT_NOTICE_SECONDS = 0.2
 """Time to wait, after a child has ended without a reply, to see whether the sandbox process exits too."""
 SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -56,7 +54,7 @@ class GrammarSandbox:
             self._running_control()
 
     def check(self, grammar: Grammar, seconds: float) -> str:
-        """Compile a grammar on trial, for at most `seconds`.
+        """Compile a grammar on trial, with at most `seconds` of CPU time.
 
         Returns:
             Rules of the grammar in xgrammar's JSON form, for the `checked_rules` argument of
@@ -65,7 +63,8 @@ class GrammarSandbox:
         Raises:
             GrammarError: The grammar cannot be used; the message gives the reason.
             CompileTimeout: The grammar takes longer than `seconds`, but may be tried again with more time.
-            CompilerUnavailable: The sandbox process does not start, or died twice.
+            CompilerUnavailable: The machine is too busy to compile the grammar now, or the sandbox process
+                does not start, or died twice.
         """
         try:
             reply = self._run_job(grammar, seconds)
@@ -74,11 +73,13 @@ class GrammarSandbox:
                 reply = self._run_job(grammar, seconds)
             except ConnectionError:
                 raise CompilerUnavailable("the grammar sandbox process died: try again") from None
+        if reply is None and seconds >= self._limits.compile_seconds:
+            raise CompilerUnavailable("the machine is too busy to compile the grammar: try again later")
         if not reply:
             if seconds < self._limits.compile_seconds:
                 raise CompileTimeout
             raise GrammarError(
-                f"compiling it takes more than {self._limits.compile_seconds:g} s or "
+                f"compiling it takes more than {self._limits.compile_seconds:g} s of CPU time or "
                 f"{self._limits.compile_bytes >> 20} MiB: make it smaller"
             )
         verdict = json.loads(reply)
@@ -95,20 +96,24 @@ class GrammarSandbox:
         with self._lock:
             self._kill()
 
-    def _run_job(self, grammar: Grammar, seconds: float) -> bytes:
+    def _run_job(self, grammar: Grammar, seconds: float) -> bytes | None:
+        """Return the reply of a child process.
+
+        The reply is empty if the child exceeded its limits, and None if it did not end in time.
+        """
         engine_end, sandbox_end = socket.socketpair()
         with engine_end:
             with sandbox_end, self._lock:
                 socket.send_fds(self._running_control(), [b"j"], [sandbox_end.fileno()])
                 process = self._process
-            engine_end.settimeout(seconds + SPARE_SECONDS)
+            engine_end.settimeout(seconds * self._limits.wall_factor + SPARE_SECONDS)
             try:
                 engine_end.sendall(json.dumps([grammar.kind, grammar.text, seconds]).encode())
                 engine_end.shutdown(socket.SHUT_WR)
                 with engine_end.makefile("rb") as file:
                     reply = file.read()
             except TimeoutError:
-                return b""
+                return None
             except (BrokenPipeError, ConnectionResetError):  # the child ended before it had read everything
                 reply = b""
         if not reply and process is not None and has_exited(process):

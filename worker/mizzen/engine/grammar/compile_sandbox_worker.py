@@ -22,7 +22,7 @@ from typing import Any
 
 from mizzen.core.sampling_params import Grammar, GrammarKind
 from mizzen.engine.grammar.errors import GrammarError
-from mizzen.engine.grammar.limits import GrammarLimits
+from mizzen.engine.grammar.limits import SPARE_SECONDS, GrammarLimits
 from mizzen.engine.grammar.xgrammar_import import import_xgrammar_without_torch
 
 READY = b"r"
@@ -33,8 +33,9 @@ PR_SET_PDEATHSIG = 1
 
 def apply_limits(limits: GrammarLimits, parent: int) -> None:
     """Limit the time and memory of this process, and make the kernel kill it when process `parent` dies."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process, even in native code
-    signal.setitimer(signal.ITIMER_REAL, limits.compile_seconds)
+    for number in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(number, signal.SIG_DFL)  # ends the process, even in native code
+    set_timers(limits.compile_seconds, limits)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -46,11 +47,20 @@ def apply_limits(limits: GrammarLimits, parent: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
 
 
-def read_job(stream: socket.socket) -> Grammar:
+def set_timers(seconds: float, limits: GrammarLimits) -> None:
+    """End this process after `seconds` of CPU time.
+
+    The wall time only removes a process for which the engine no longer waits.
+    """
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds * limits.wall_factor + 2 * SPARE_SECONDS)
+
+
+def read_job(stream: socket.socket, limits: GrammarLimits) -> Grammar:
     """Read a grammar and its time limit from a socket, up to the end of the stream; apply the time limit."""
     with stream.makefile("rb") as file:
         kind, text, seconds = json.loads(file.read())
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    set_timers(seconds, limits)
     return Grammar(GrammarKind(kind), text)
 
 
@@ -77,7 +87,7 @@ def serve(control: socket.socket, target: dict[str, Any], limits: GrammarLimits)
                 try:
                     control.close()
                     apply_limits(limits, process_id)
-                    fault, rules = find_fault(builder, read_job(stream), model.vocab_size, limits)
+                    fault, rules = find_fault(builder, read_job(stream, limits), model.vocab_size, limits)
                     stream.sendall(json.dumps({"fault": fault, "rules": rules}).encode())
                     code = 0
                 finally:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SPARE_SECONDS = 5.0
+"""Wall time that a compilation may take in addition to its limit, for the fork and the reply."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarLimits:
@@ -14,9 +17,13 @@ class GrammarLimits:
     nesting: int = 64
     """Maximum depth of objects and lists in a schema or structural tag."""
     compile_seconds: float = 10.0
-    """Maximum wall time of a compilation, in seconds."""
+    """Maximum CPU time of a compilation, in seconds, summed over its threads."""
+    wall_factor: float = 6.0
+    """Wall time after which a compilation is given up for the moment, as a multiple of its CPU time limit.
+
+    It is exceeded only on a busy machine, so the grammar may be tried again."""
     quick_seconds: float = 1.0
-    """Wall time in seconds after which a compilation moves to the slow lane, so as not to delay others."""
+    """CPU time in seconds after which a compilation moves to the slow lane, so as not to delay others."""
     busy_quick_seconds: float = 0.25
     """Value that replaces `quick_seconds` while more than `busy_queue_length` grammars wait."""
     busy_queue_length: int = 8

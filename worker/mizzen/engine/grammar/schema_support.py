@@ -19,17 +19,22 @@ from mizzen.common.json_schema import (
     EXTRA_MEMBERS,
     LENGTHS,
     NOT_ENFORCED,
+    NUMBER,
     STRUCTURE,
     TYPES,
     Schema,
+    resolve_pointer,
 )
+from mizzen.common.schema_check import find_keyword_fault
 from mizzen.engine.grammar.errors import GrammarError
-from mizzen.engine.grammar.patterns import check_pattern
+from mizzen.engine.grammar.regex_rules import check_pattern
 
 EXCLUSIVE_KEYWORDS = (*CHOICES, "enum", "const")
 """Keywords that must be a schema's only constraint; `enum` and `const` may also stand beside `type`."""
 CONSTRAINTS = ("type", *EXCLUSIVE_KEYWORDS, *STRUCTURE)
 """All keywords that constrain values."""
+MAX_BOUND = 2**63
+"""Bounds of numbers must be smaller than this."""
 
 
 def read_json(text: str, nesting: int) -> Any:
@@ -39,7 +44,7 @@ def read_json(text: str, nesting: int) -> Any:
         GrammarError: The text is not JSON, or is nested too deeply.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=reject_constant)
     except RecursionError:
         raise GrammarError(f"the JSON nests deeper than {nesting} levels") from None
     except ValueError as error:
@@ -51,6 +56,11 @@ def read_json(text: str, nesting: int) -> Any:
             raise GrammarError(f"the JSON nests deeper than {nesting} levels")
         level = [child for parent in level for child in _children(parent)]
     return value
+
+
+def reject_constant(name: str) -> Any:
+    """Raise a ValueError for one of the constants that Python's parser accepts besides JSON."""
+    raise ValueError(f"{name} is not JSON")
 
 
 def _children(value: Any) -> list[Any]:
@@ -74,21 +84,29 @@ class SchemaChecker:
 
     def __init__(self, schema: Any) -> None:
         self.root = schema
+        self.references: set[str] = set()
+        """References whose targets were checked or wait to be checked."""
+        self.waiting: list[tuple[str, Any]] = []
+        """JSON pointers and schemas that are still to be checked."""
 
     def check_all(self) -> None:
         """Check the schema and all of its subschemas, at any depth."""
-        waiting: list[tuple[str, Any]] = [("", self.root)]
-        while waiting:
-            path, schema = waiting.pop()
+        self.waiting.append(("", self.root))
+        while self.waiting:
+            path, schema = self.waiting.pop()
             if isinstance(schema, bool):
                 continue
             if not isinstance(schema, dict):
                 raise GrammarError(f"schema at {path or '/'} must be an object or a boolean")
             self.check_one(path, schema)
-            waiting += subschemas(path, schema)
+            self.waiting += subschemas(path, schema)
 
     def check_one(self, path: str, schema: Schema) -> None:
         """Check the keywords of one schema, without its subschemas; `path` is its JSON pointer."""
+        for name, value in schema.items():
+            fault = find_keyword_fault(name, value)
+            if fault is not None and (name != "type" or value == []):  # `schema_types` checks the names
+                raise keyword_error(path, name, fault)
         for name in NOT_ENFORCED:
             if name in schema:
                 raise keyword_error(path, name, "is not enforced: leave it out")
@@ -133,17 +151,40 @@ class SchemaChecker:
                     path, name, f'is not enforced beside "{keyword}": move it into the schemas there'
                 )
         value = schema[keyword]
-        if keyword == "$ref" and not (isinstance(value, str) and value.startswith("#")):
-            raise keyword_error(path, keyword, "must point into the schema itself (#/...)")
+        if keyword == "$ref":
+            self.check_reference(path, value)
         if keyword == "allOf" and (not isinstance(value, list) or len(value) != 1):
             raise keyword_error(path, keyword, "is only enforced with a single schema: merge them")
         if keyword == "oneOf" and isinstance(value, list):
             self.check_disjoint(path, value)
+        if keyword in ("enum", "const"):
+            self.check_finite(path, keyword, value)
         if keyword in ("enum", "const") and "type" in schema:
             types = self.schema_types(path, schema) or set()
             for entry in value if keyword == "enum" and isinstance(value, list) else [value]:
                 if not any(TYPES[name](entry) for name in types):
                     raise keyword_error(path, keyword, f"holds {entry!r}, which is not of the type beside it")
+
+    def check_finite(self, path: str, keyword: str, value: Any) -> None:
+        """Check that JSON can write a constant."""
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError:
+            raise keyword_error(path, keyword, "holds a number that is too large") from None
+
+    def check_reference(self, path: str, reference: Any) -> None:
+        """Check that a reference points to a schema within the root schema."""
+        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+            text = (
+                "must point into the schema itself with a JSON pointer (#/...), not with an $anchor or a URL"
+            )
+            raise keyword_error(path, "$ref", text)
+        target = resolve_pointer(self.root, reference)
+        if not isinstance(target, dict | bool):
+            raise keyword_error(path, "$ref", f"points to {reference}, where there is no schema")
+        if isinstance(target, dict) and reference not in self.references:
+            self.references.add(reference)
+            self.waiting.append((reference[1:], target))
 
     def check_disjoint(self, path: str, schemas: list[Any]) -> None:
         """Check that no value can conform to two of the schemas: the compiler treats `oneOf` as `anyOf`."""
@@ -157,11 +198,7 @@ class SchemaChecker:
         for _ in range(16):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 return schema
-            target = self.root
-            for part in schema["$ref"].removeprefix("#").removeprefix("/").split("/"):
-                key = part.replace("~1", "/").replace("~0", "~")
-                target = target.get(key) if isinstance(target, dict) and key else target
-            schema = target
+            schema = resolve_pointer(self.root, schema["$ref"])
         return schema
 
     def check_string(self, path: str, schema: Schema) -> None:
@@ -185,6 +222,9 @@ class SchemaChecker:
         for name in ("exclusiveMinimum", "exclusiveMaximum"):
             if isinstance(schema.get(name), bool):
                 raise keyword_error(path, name, "must be a number (draft 2020-12)")
+        for name in NUMBER:
+            if name in schema and not abs(schema[name]) < MAX_BOUND:
+                raise keyword_error(path, name, "is only enforced below 2^63: leave it out")
         if "multipleOf" not in schema:
             return
         step = schema["multipleOf"]

@@ -31,7 +31,7 @@ def walk_grammar(compiled: xgrammar.CompiledGrammar, vocab_size: int, limits: Gr
     matcher, rng = xgrammar.GrammarMatcher(compiled), np.random.default_rng(0)
     bits = np.empty((1, -(-vocab_size // 32)), np.int32)
     for step in range(WALKED_TOKENS):
-        start_time = time.process_time()
+        start_time = time.thread_time()
         matcher.fill_next_token_bitmask(bits)
         allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little", count=vocab_size))
         if not len(allowed):
@@ -39,7 +39,7 @@ def walk_grammar(compiled: xgrammar.CompiledGrammar, vocab_size: int, limits: Gr
                 "nothing conforms to it" if not step else "its texts cannot be written in this model's tokens"
             )
         matcher.accept_token(int(rng.choice(allowed)))
-        elapsed = time.process_time() - start_time
+        elapsed = time.thread_time() - start_time
         if elapsed > limits.mask_seconds:
             raise GrammarError(
                 f"finding the next allowed tokens takes {elapsed * 1000:.0f} ms of CPU time, more "

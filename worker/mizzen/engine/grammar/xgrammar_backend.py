@@ -10,16 +10,17 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import xgrammar
 
 from mizzen.core.sampling_params import Grammar, GrammarKind
-from mizzen.engine.grammar.ebnf import json_schema_to_ebnf
 from mizzen.engine.grammar.errors import GrammarError
 from mizzen.engine.grammar.follow_sets import add_lookaheads
-from mizzen.engine.grammar.patterns import check_pattern, exclude_line_ends
+from mizzen.engine.grammar.regex_rules import check_pattern, regex_to_ebnf
+from mizzen.engine.grammar.schema_rules import json_schema_to_ebnf
 from mizzen.engine.grammar.schema_support import check_schema, read_json
+from mizzen.engine.grammar.tag_formats import check_formats, convert_formats
 from mizzen.engine.grammar.vocabulary import read_vocabulary
 
 JSON_OBJECT = r"""
@@ -66,12 +67,9 @@ class GrammarBuilder:
         tokens = read_vocabulary(Path(target.folder), target.vocab_size)
         self._target = target
         self._nesting = nesting
-        self._text = self._compiler(tokens, threads)
-        # JSON without whitespace contains no control characters, but some of the compiler's rules allow them.
-        printable = [b"" if any(byte < 0x20 for byte in token) else token for token in tokens]
-        self._json = self._compiler(printable, threads)
+        self._compiler = self._make_compiler(tokens, threads)
 
-    def _compiler(self, tokens: list[bytes], threads: int) -> xgrammar.GrammarCompiler:
+    def _make_compiler(self, tokens: list[bytes], threads: int) -> xgrammar.GrammarCompiler:
         info = xgrammar.TokenizerInfo(
             tokens,
             xgrammar.VocabType.RAW,
@@ -98,7 +96,7 @@ class GrammarBuilder:
 
         def work() -> xgrammar.CompiledGrammar:
             parsed = self._read(grammar.kind, grammar.text) if not checked_rules else None
-            return self._compile(grammar.kind, parsed, checked_rules)
+            return self._compile(parsed, checked_rules)
 
         return self._with_named_errors(grammar, work)
 
@@ -118,7 +116,7 @@ class GrammarBuilder:
             self._check(grammar.kind, grammar.text)
             grammar_rules = self._read(grammar.kind, grammar.text)
             rules = add_lookaheads(grammar_rules)
-            return self._compile(grammar.kind, grammar_rules, rules), rules
+            return self._compile(grammar_rules, rules), rules
 
         return self._with_named_errors(grammar, work)
 
@@ -146,74 +144,21 @@ class GrammarBuilder:
             except GrammarError as error:
                 raise GrammarError(f"the regex {error}") from None
         elif kind is GrammarKind.STRUCTURAL_TAG:
-            for schema in tag_schemas(read_json(text, self._nesting)):
-                check_schema(schema)
+            check_formats(read_json(text, self._nesting))
 
-    def _compile(
-        self, kind: GrammarKind, parsed: xgrammar.Grammar | None, changed: str
-    ) -> xgrammar.CompiledGrammar:
+    def _compile(self, parsed: xgrammar.Grammar | None, changed: str) -> xgrammar.CompiledGrammar:
         """Compile `changed` (rules in xgrammar's JSON form) if it is not empty, otherwise `parsed`."""
-        is_json = kind in (GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA)
         rules = parsed if parsed is not None and not changed else xgrammar.Grammar.deserialize_json(changed)
-        return (self._json if is_json else self._text).compile_grammar(rules)
+        return self._compiler.compile_grammar(rules)
 
     def _read(self, kind: GrammarKind, text: str) -> xgrammar.Grammar:
         if kind is GrammarKind.JSON_OBJECT:
             return xgrammar.Grammar.from_ebnf(JSON_OBJECT)
         if kind is GrammarKind.JSON_SCHEMA:
-            return xgrammar.Grammar.from_ebnf(json_schema_to_ebnf(text))
+            return xgrammar.Grammar.from_ebnf(json_schema_to_ebnf(read_json(text, self._nesting)))
         if kind is GrammarKind.REGEX:
-            return xgrammar.Grammar.from_regex(exclude_line_ends(text))
+            return xgrammar.Grammar.from_ebnf(regex_to_ebnf(text))
         if kind is GrammarKind.EBNF:
             return xgrammar.Grammar.from_ebnf(text)
-        tag = read_json(text, self._nesting)
-        return xgrammar.Grammar.from_structural_tag(
-            json.dumps(replace_compact_schemas(bound_strings_by_pattern(tag)))
-        )
-
-
-def tag_schemas(tag: Any) -> list[Any]:
-    """Return the JSON schemas in all parts of a structural tag."""
-    if isinstance(tag, list):
-        return [schema for part in tag for schema in tag_schemas(part)]
-    if not isinstance(tag, dict):
-        return []
-    if "json_schema" in tag:
-        return [tag["json_schema"]]
-    return [schema for part in tag.values() for schema in tag_schemas(part)]
-
-
-def replace_compact_schemas(tag: Any) -> Any:
-    """Return a structural tag whose schemas with a `max_whitespace_cnt` of 0 are replaced by EBNF rules.
-
-    The rules match JSON without whitespace. The compiler itself supports only values of 1 or more.
-    """
-    if isinstance(tag, list):
-        return [replace_compact_schemas(part) for part in tag]
-    if not isinstance(tag, dict):
-        return tag
-    plain = tag.get("type") == "json_schema" and tag.get("style", "json") == "json"
-    if not plain or tag.get("max_whitespace_cnt") != 0 or "json_schema" not in tag:
-        return {key: replace_compact_schemas(part) for key, part in tag.items()}
-    return {"type": "grammar", "grammar": json_schema_to_ebnf(json.dumps(tag["json_schema"]))}
-
-
-def bound_strings_by_pattern(tag: Any) -> Any:
-    """Return a structural tag with the limits on string lengths in its schemas replaced by patterns.
-
-    The compiler's own rules for lengths would allow control characters in strings. These characters cannot
-    be removed from the vocabulary here, because structural tags allow whitespace between JSON tokens.
-    """
-    if isinstance(tag, list):
-        return [bound_strings_by_pattern(part) for part in tag]
-    if not isinstance(tag, dict):
-        return tag
-    tag = {key: bound_strings_by_pattern(part) for key, part in tag.items()}
-    low, high = tag.get("minLength", 0), tag.get("maxLength")
-    lengths = "minLength" in tag or "maxLength" in tag
-    if tag.get("type") != "string" or not lengths or "pattern" in tag or "format" in tag:
-        return tag
-    if not isinstance(low, int) or not (high is None or isinstance(high, int)) or max(low, high or 0) > 128:
-        return tag
-    kept = {key: part for key, part in tag.items() if key not in ("minLength", "maxLength")}
-    return kept | {"pattern": rf'^[^\x00-\x1f"\\]{{{low},{"" if high is None else high}}}$'}
+        tag = convert_formats(read_json(text, self._nesting))
+        return xgrammar.Grammar.from_structural_tag(json.dumps(tag))

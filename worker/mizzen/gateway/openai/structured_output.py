@@ -11,12 +11,13 @@ from typing import Any
 
 import msgspec
 
+from mizzen.common.schema_check import find_schema_fault
+from mizzen.common.schema_check import is_too_deep as is_too_deep
 from mizzen.core.sampling_params import Grammar, GrammarKind
 from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.openai.format_schemas import JsonSchema, ResponseFormat, Schema, StructuredOutputs
 from mizzen.gateway.openai.schemas import CommonFields
 from mizzen.gateway.tools.relax_schema import relax_schema
-from mizzen.gateway.tools.schema_check import is_too_deep as is_too_deep
 
 MAX_GRAMMAR_CHARACTERS = 512 * 1024
 MAX_ALTERNATIVES = 4096
@@ -100,8 +101,10 @@ def response_format_constraint(response_format: ResponseFormat | None) -> tuple[
     if isinstance(value, JsonSchema):
         if value.schema is None:
             raise invalid(f"{name}.schema is required", f"{name}.schema", "missing_field")
+        name = f"{name}.schema"
+        check_schema_form(value.schema, name)
         schema = value.schema if value.strict or is_too_deep(value.schema) else relax_schema(value.schema)
-        return f"{name}.schema", schema_grammar(schema, f"{name}.schema")
+        return name, schema_grammar(schema, name)
     return name, Grammar(GrammarKind.REGEX if response_format.type == "regex" else GrammarKind.EBNF, value)
 
 
@@ -162,9 +165,21 @@ def schema_grammar(schema: Schema, name: str) -> Grammar:
             raise invalid(f"{name} is not valid JSON: {error}", name, "invalid_json") from None
         if not isinstance(schema, (dict, bool)):
             raise invalid(f"{name} must be a JSON schema: an object or a boolean", name)
+    check_schema_form(schema, name)
     if schema is False:
         raise invalid(f"{name} is the schema false, which nothing can match", name)
     return Grammar(GrammarKind.JSON_SCHEMA, dump_json({} if schema is True else schema))
+
+
+def check_schema_form(schema: object, name: str) -> None:
+    """Check that the keywords of the JSON schema in field `name` have values of the right kind.
+
+    Raises:
+        ApiError: 400 if a keyword has another value; the message gives its path.
+    """
+    fault = None if is_too_deep(schema) else find_schema_fault(schema)
+    if fault is not None:
+        raise invalid(f"{name}{fault[0]} {fault[1]}", name, "invalid_schema")
 
 
 def choice_grammar(alternatives: list[str], name: str) -> Grammar:

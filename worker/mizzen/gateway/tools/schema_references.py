@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from mizzen.common.json_schema import Schema
+from mizzen.common.json_schema import Schema, resolve_pointer
 
 MAX_TARGETS = 1000
 """Maximum number of targets that become definitions; references to further targets are not enforced."""
@@ -50,12 +50,10 @@ class SchemaReferences:
         pointer = unquote(reference)
         if not pointer.startswith("#"):
             return None
-        if pointer != "#" and not pointer.startswith("#/"):
-            target = self._anchored().get(pointer[1:])
+        if pointer == "#" or pointer.startswith("#/"):
+            target = resolve_pointer(self._root, reference)
         else:
-            target = self._root
-            for step in pointer[2:].split("/") if pointer != "#" else ():
-                target = _child(target, step.replace("~1", "/").replace("~0", "~"))
+            target = self._anchored().get(pointer[1:])
         return target if isinstance(target, dict | bool) else None
 
     def _leads_to_value(self, reference: str) -> bool:
@@ -89,14 +87,6 @@ class SchemaReferences:
 
 def _has_anchor(part: Schema) -> bool:
     return isinstance(part.get("$anchor"), str)
-
-
-def _child(part: Any, key: str) -> Any:
-    if isinstance(part, dict):
-        return part.get(key)
-    if isinstance(part, list) and key.isascii() and key.isdecimal() and int(key) < len(part):
-        return part[int(key)]
-    return None
 
 
 def _objects(value: Any) -> Iterator[Schema]:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mizzen.common.schema_check import MAX_DEPTH, find_schema_fault, is_too_deep
 from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.fields.known import is_hosted_tool
 from mizzen.gateway.tools.call_formats import CallSchema
 from mizzen.gateway.tools.relax_schema import find_subschema, relax_schema
-from mizzen.gateway.tools.schema_check import MAX_DEPTH, find_schema_fault, is_too_deep
 from mizzen.gateway.tools.structural_tags import ANY_OBJECT, NO_ARGUMENTS
 from mizzen.gateway.tools.tool_schemas import AllowedTools, Function, NamedTool, Tool, ToolChoice
 

@@ -49,6 +49,15 @@ def find_schema_fault(schema: object) -> SchemaFault:
     return None
 
 
+def find_keyword_fault(keyword: str, value: object) -> str | None:
+    """Return the fault of a keyword's value; None if it has none, or only in the schemas that it holds."""
+    check = _CHECKS.get(keyword)
+    if check is None or check in (find_schema_fault, _check_named_schemas, _check_schema_list, _check_items):
+        return None
+    fault = check(value)
+    return None if fault is None else fault[1]
+
+
 def _check_type(value: object) -> SchemaFault:
     names = value if isinstance(value, list) else [value]
     if names and all(name in TYPES for name in names if isinstance(name, str)) and _all_strings(names):
@@ -106,10 +115,18 @@ def _check_number(value: object) -> SchemaFault:
     return "", "must be a number"
 
 
+def _check_exclusive(value: object) -> SchemaFault:
+    """Check an exclusive bound; it is a flag beside the bound in draft 4, which engines do not enforce."""
+    return None if isinstance(value, bool) else _check_number(value)
+
+
+def is_count(value: object) -> bool:
+    """Return whether a value is a whole number of 0 or more."""
+    return is_number(value) and value >= 0 and value % 1 == 0
+
+
 def _check_count(value: object) -> SchemaFault:
-    if is_number(value) and value >= 0 and value % 1 == 0:
-        return None
-    return "", "must be a whole number, 0 or more"
+    return None if is_count(value) else ("", "must be a whole number, 0 or more")
 
 
 def _check_flag(value: object) -> SchemaFault:
@@ -133,9 +150,7 @@ _CHECKS: dict[str, Callable[[object], SchemaFault]] = {
     "required": _check_required,
     "enum": _check_enum,
     **dict.fromkeys(("$ref", "pattern", "format", "title", "description", "$schema", "$id"), _check_string),
-    **dict.fromkeys(
-        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), _check_number
-    ),
+    **dict.fromkeys(("minimum", "maximum", "multipleOf"), _check_number),
     **dict.fromkeys(
         (
             *("minLength", "maxLength", "minItems", "maxItems"),
@@ -143,5 +158,6 @@ _CHECKS: dict[str, Callable[[object], SchemaFault]] = {
         ),
         _check_count,
     ),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _check_exclusive),
     "uniqueItems": _check_flag,
 }
