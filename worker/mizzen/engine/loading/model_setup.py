@@ -108,6 +108,8 @@ def make_model(
             )
         model.finish()
     if config.implementation == "transformers":
+        if group is not None:
+            group.barrier("loaded")  # the check sums over ranks, and must not wait for their weights
         check_transformers_model(model, build.device)
     return model
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from mizzen.models.transformers_backend.checkpoint_names import name_targets
 from mizzen.models.transformers_backend.deferred_add import DeferredAdds
 from mizzen.models.transformers_backend.model import TransformersModel
 from mizzen.weights.load import tensor_names
+
+log = logging.getLogger(__name__)
 
 TOLERANCE = 0.05
 """Maximum difference between two results that should be equal, relative to the largest element. Rounding in
@@ -117,3 +120,9 @@ def check_independence(model: TransformersModel, device: torch.device) -> None:
             f"{model.config.architecture} cannot be served: its tokens influence each other outside the "
             "attention, or it does not use the given positions. Use another model"
         )
+    adds = model.deferred_adds
+    log.info(
+        "the model runs through Transformers; fused: rotation %s, additions to the residual stream %s",
+        "yes" if model.defers_rotation else "no",
+        "yes" if adds is not None and adds.active else "no",
+    )
