@@ -12,10 +12,13 @@ from logits_check import assert_equal, check
 from torch import nn
 
 from family_twins import save_other_twin
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.loading import warmup
 from mizzen.models.block import Activation
 from mizzen.models.hf_fields import ConfigError
 from mizzen.models.transformers_backend import loading
 from mizzen.models.transformers_backend.attention import merge_heads
+from mizzen.models.transformers_backend.parameters import keeps_float32
 from mizzen.models.transformers_backend.recognition import recognise_mlp, recognise_norm
 
 
@@ -132,7 +135,33 @@ def test_a_missing_tensor_of_an_expert_is_named(kit: SimpleNamespace, tmp_path: 
     tensors = load_file(file)
     del tensors["model.layers.1.mlp.experts.2.up_proj.weight"]
     save_file(tensors, file)
-    with pytest.raises(
-        ConfigError, match=r"lacks some of the tensors.*layers\.1\.mlp\.experts\.gate"
-    ):
+    with pytest.raises(ConfigError, match=r"lacks some of the tensors.*layers\.1\.mlp\.experts\.gate"):
         kit.Bench(tmp_path)
+
+
+def test_code_that_cannot_be_captured_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    for name in ("make_prefill_graphs", "make_decode_graphs", "compile_kernels"):
+        monkeypatch.setattr(warmup, name, lambda *args: None)
+    monkeypatch.setattr(warmup, "CudaRunner", fail)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    options, device = EngineOptions(model=".", device="cuda"), torch.device("cuda")
+    config = SimpleNamespace(implementation="transformers", architecture="SomeForCausalLM")
+    step: Any = SimpleNamespace(model=SimpleNamespace(config=config))
+    with pytest.raises(ValueError, match=r"SomeForCausalLM .*not permitted.* use --cuda-graph off"):
+        warmup.make_runner(options, step, device, None, lambda done, total: None)
+    config.implementation = "native"
+    with pytest.raises(RuntimeError, match="not permitted"):
+        warmup.make_runner(options, step, device, None, lambda done, total: None)
+
+
+def test_tensors_stay_in_float32_where_transformers_keeps_them() -> None:
+    model = SimpleNamespace(_keep_in_fp32_modules_strict=["score_bias"], _keep_in_fp32_modules=["router"])
+    names = ("layers.0.score_bias", "layers.0.router.weight", "layers.0.score_bias2")
+    kept = {
+        dtype: [keeps_float32(model, name, dtype) for name in names]
+        for dtype in (torch.bfloat16, torch.float16)
+    }
+    assert kept == {torch.bfloat16: [True, False, False], torch.float16: [True, True, False]}

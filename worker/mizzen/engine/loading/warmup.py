@@ -43,6 +43,9 @@ def make_runner(
         device: Device of this rank.
         delay: Seconds to delay each step; for tests, on CPU only.
         progress: Called with the number of captured graphs and their total.
+
+    Raises:
+        ValueError: The code of a model of Transformers cannot be captured.
     """
     if options.device == "cpu":
         threads = options.threads or max(1, cpu_count() // options.local_ranks)
@@ -52,7 +55,15 @@ def make_runner(
     graphs = make_decode_graphs(options, step)
     counts = gemm_row_counts(graphs, step.prefill_graphs)
     compile_kernels(step, counts, device, max(1, cpu_count() // options.local_ranks))
-    return CudaRunner(step, device, graphs, progress)
+    try:
+        return CudaRunner(step, device, graphs, progress)
+    except RuntimeError as error:
+        if step.model.config.implementation == "native" or isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise ValueError(
+            f"{step.model.config.architecture} of Transformers cannot be captured in CUDA graphs ({error}): "
+            "use --cuda-graph off"
+        ) from error
 
 
 def make_decode_graphs(options: EngineOptions, step: StepExecutor) -> DecodeGraphs | None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from transformers.utils import logging
 
 from mizzen.models.hf_fields import ConfigError
 from mizzen.models.transformers_backend import attention
@@ -96,6 +97,7 @@ def build_on_meta(hf_config: Any, architecture: str, dtype: torch.dtype) -> Any:
         ConfigError: the class is unknown or cannot be served.
     """
     attention.register()
+    logging.set_verbosity_error()  # the engine's log has another format
     known = find_class(architecture)
     with suppress(Exception):  # some configurations require a number
         hf_config.pad_token_id = None  # a request may contain any token

@@ -217,8 +217,8 @@ def explain_failure(architecture: str, error: Exception) -> str:
     place = f" in {frames[-1].name} (`{frames[-1].line}`)" if frames else ""
     reason = str(error).split("\n")[0]
     return (
-        f"{architecture} cannot be served: its forward pass cannot run without the values of tensors{place}: "
-        f"{reason}. Data-dependent control flow is not supported: use another model"
+        f"{architecture} cannot be served: its forward pass fails without weights{place}: {reason}. It may "
+        "depend on the values of tensors, which CUDA graphs do not allow: use another model"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,32 +20,52 @@ def allocate_parameters(build: BuildContext, model: Any) -> Iterator[WeightTarge
     Buffers keep their values. Modules of Mizzen, which hold no torch parameters, are left alone.
     """
     allocated: dict[int, nn.Parameter] = {}
+    kept: list[torch.Tensor] = []  # keeps the ids unique
     for prefix, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is None:
                 continue
-            known = id(parameter) in allocated
-            if not known:
-                empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=build.device)
-                allocated[id(parameter)] = nn.Parameter(empty, requires_grad=False)
-            module._parameters[name] = own = allocated[id(parameter)]
-            if not known:
-                full = f"{prefix}.{name}" if prefix else name
-                yield whole_target(full, own.data, dummy_value(module, name, own))
-    for name, buffer in move_buffers(build.device, model):
+            if id(parameter) in allocated:  # the module shares it with another one
+                module._parameters[name] = allocated[id(parameter)]
+                continue
+            full = f"{prefix}.{name}" if prefix else name
+            dtype = torch.float32 if keeps_float32(model, full, build.dtype) else parameter.dtype
+            empty = torch.empty(parameter.shape, dtype=dtype, device=build.device)
+            own = nn.Parameter(empty, requires_grad=False)
+            module._parameters[name] = allocated[id(parameter)] = own
+            kept.append(parameter)
+            yield whole_target(full, own.data, dummy_value(module, name, own))
+    for name, buffer in move_buffers(build, model):
         if buffer.is_floating_point():
             yield whole_target(name, buffer, 0.0)
 
 
-def move_buffers(device: torch.device, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Move all buffers of a model to a device; yield the names and new tensors of those in checkpoints."""
+def keeps_float32(model: Any, name: str, dtype: torch.dtype) -> bool:
+    """Return whether Transformers keeps a tensor of a model in float32.
+
+    Args:
+        model: Causal language model.
+        name: Name of the tensor or module.
+        dtype: Data type of the other tensors.
+    """
+    kept = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if dtype == torch.float16:
+        kept |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    return any(re.search(rf"(?:^|\.){re.escape(part)}(?:$|\.)", name) for part in kept)
+
+
+def move_buffers(build: BuildContext, model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Move all buffers of a model to the engine's device; yield names and tensors of those in checkpoints."""
     saved = set(persistent_buffers(model))
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is None:
                 continue
-            module._buffers[name] = moved = buffer.to(device)
             full = f"{prefix}.{name}" if prefix else name
+            moved = buffer.to(build.device)
+            if keeps_float32(model, full, build.dtype):
+                moved = moved.float()
+            module._buffers[name] = moved
             if full in saved:
                 yield full, moved
 

@@ -26,6 +26,7 @@ from mizzen.models.transformers_backend.linears import (
     Replacement,
     RowLinear,
 )
+from mizzen.models.transformers_backend.parameters import keeps_float32
 from mizzen.models.transformers_backend.recognition import DOWN, GATE, UP
 
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -117,6 +118,8 @@ class Replacer:
             full = prefix + child_name
             if self.recognise and (replaced := self.replace_recognised(full, child)) is not None:
                 module._modules[child_name] = replaced
+            elif type(child) is nn.Linear and keeps_float32(self.model, self.prefix + full, self.build.dtype):
+                continue
             elif type(child) is nn.Linear:
                 module._modules[child_name] = self.make_linear(full, child)
             elif not isinstance(child, Replacement | LinearGroupMember):
