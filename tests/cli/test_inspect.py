@@ -67,7 +67,7 @@ def test_a_model_that_is_not_served(tmp_path: Path) -> None:
     assert json.loads(inspect(config, "--json").stdout)["served"] is False
     file = tmp_path / "model.gguf"
     file.touch()
-    assert "model.gguf is in the GGUF format" in inspect(file).stdout
+    assert "model.gguf' is in the GGUF format" in inspect(file).stdout
 
 
 @pytest.mark.parametrize(

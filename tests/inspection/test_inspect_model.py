@@ -20,7 +20,7 @@ from mizzen.inspection.memory import RESERVED_BYTES, format_count
 from mizzen.inspection.model_files import ModelFiles, read_folder, read_listing
 from mizzen.inspection.text import format_inspection
 from mizzen.models.hf_fields import ConfigError, Fields
-from mizzen.models.registry import read_fields
+from mizzen.models.registry import read_fields, read_model
 
 KNOWN: dict[str, Any] = json.loads((Path(__file__).parent / "known_models.json").read_text())
 QWEN3 = KNOWN["Qwen/Qwen3-8B"]["config"]
@@ -118,18 +118,21 @@ MIXTRAL = KNOWN["mistralai/Mixtral-8x7B-Instruct-v0.1"]["config"]
 def test_a_model_through_transformers_is_sized_by_its_headers(tmp_path: Path) -> None:
     save(tmp_path, config=MIXTRAL)
     save_header(tmp_path / "model.safetensors", a=("BF16", [3, 1 << 30]), b=("BF16", [7]))
-    result = inspect_model(read_folder(tmp_path), OPTIONS, tensors=(1, 2), gpu="20 GiB", memory=20 * GIB)
+    result = inspect_model(read_folder(tmp_path), OPTIONS, tensors=(1, 2), gpu="5 GiB", memory=5 * GIB)
     assert (result.implementation, result.estimated) == ("transformers", True)
     assert (result.parameters, result.weight_bytes) == ((3 << 30) + 7, (6 << 30) + 14)
-    assert [fit.weight_bytes for fit in result.memory_fits] == [(6 << 30) + 14, (3 << 30) + 8]
+    assert [fit.weight_bytes for fit in result.memory_fits] == [(6 << 30) + 14]
+    assert result.memory_fits[0].message.endswith("; use a GPU with more memory")
+    assert result.tensor_sizes[1].reason == "mixtures of experts need --tensor 1"
     assert result.kv_bytes_per_token == 2 * 32 * 8 * 128 * 2
     text = format_inspection(result)
     assert f"{tmp_path}: served through Transformers" in text
+    assert "mixtures of experts need --tensor 1" in text
     assert "the sizes are estimates" in text
 
 
 def test_a_remote_model_through_transformers_is_sized_by_its_files() -> None:
-    files = read_listing("r", {"model-1.safetensors": 40}, {"config.json": json.dumps(MIXTRAL).encode()})
+    files = read_listing("r", {"model.safetensors": 40}, {"config.json": json.dumps(MIXTRAL).encode()})
     assert inspect_model(files, OPTIONS).parameters == 20
     files = ModelFiles(name="r", fields=Fields(MIXTRAL))
     result = inspect_model(files, OPTIONS, gpu="80 GiB", memory=80 * GIB)
@@ -140,8 +143,68 @@ def test_a_remote_model_through_transformers_is_sized_by_its_files() -> None:
 def test_the_implementation_can_be_chosen() -> None:
     native, other = (inspect(MIXTRAL, model_implementation=name) for name in ("native", "transformers"))
     assert "num_local_experts is 8: mixtures of experts" in native.reason
+    assert native.reason.endswith(
+        ", or --model-implementation auto, which runs the model's code in Transformers"
+    )
     assert other.served
     assert inspect(QWEN3, model_implementation="transformers").implementation == "transformers"
+
+
+@pytest.mark.parametrize("config", [{**QWEN3, "architectures": ["Qwen3Model"]}, GEMMA3])
+def test_transformers_serves_only_causal_language_models(config: dict[str, Any]) -> None:
+    assert inspect(config).implementation == "native"
+    result = inspect(config, model_implementation="transformers")
+    assert not result.served
+    assert f"architectures lists {config['architectures'][0]}, but --model-imp" in result.reason
+    assert result.reason.endswith("use --model-implementation auto")
+
+
+QWEN3_MOE = {
+    **QWEN3,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_hidden_layers": 48,
+    "num_experts": 128,
+    "num_experts_per_tok": 32,
+    "moe_intermediate_size": 768,
+    "intermediate_size": 6144,
+}
+
+
+def test_yarn_extends_the_context_through_transformers() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert inspect(QWEN3_MOE).context_length == 40960
+    assert inspect({**QWEN3_MOE, "rope_scaling": yarn}).context_length == 131072
+    assert inspect({**QWEN3_MOE, "rope_scaling": {"rope_type": "unknown"}}).context_length == 40960
+
+
+def test_the_step_of_a_mixture_holds_all_experts_of_a_token() -> None:
+    options = replace(OPTIONS, cuda_graph="off")
+    expert, wide = (
+        read_model(Fields({**QWEN3_MOE, **changes}))
+        for changes in ({}, {"num_experts_per_tok": 8, "intermediate_size": 32 * 768})
+    )
+    assert (expert.expert_width, wide.expert_width) == (32 * 768, 8 * 768)
+    needs = [MemoryNeed.estimate(config, options, 2).step_bytes for config in (expert, wide)]
+    assert needs[0] == needs[1]
+
+
+def test_fields_that_transformers_would_set_are_asked_for() -> None:
+    for name in ("vocab_size", "max_position_embeddings"):
+        result = inspect({**QWEN3_MOE, name: None})
+        assert result.reason == f"config.json: {name} is missing: add it to config.json"
+
+
+def test_multi_query_attention_has_one_kv_head() -> None:
+    config = {
+        "architectures": ["GPTBigCodeForCausalLM"],
+        "n_embd": 64,
+        "n_head": 4,
+        "n_layer": 2,
+        "n_positions": 128,
+        "vocab_size": 100,
+    }
+    counts = [read_model(Fields({**config, "multi_query": value})).kv_heads for value in (True, False)]
+    assert counts == [1, 4]
 
 
 def test_layers_are_listed_by_their_windows() -> None:
@@ -163,7 +226,7 @@ def test_impossible_numbers_of_gpus_have_a_reason() -> None:
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        (("model.Q4_K_M.gguf",), "model.Q4_K_M.gguf is in the GGUF format, which is not supported: use the"),
+        (("model.Q4_K_M.gguf",), "'model.Q4_K_M.gguf' is in the GGUF format, which is not supported; "),
         (("pytorch_model.bin",), "pytorch_model.bin is a pickle, which may contain code and is never loaded"),
     ],
 )
@@ -196,9 +259,31 @@ def test_quantized_tensors_are_found_in_the_headers(tmp_path: Path) -> None:
         f"{tmp_path}: b is I32: quantized weights are not supported, use a checkpoint in bfloat16, "
         "float16 or float32"
     )
+    scales = {"layers.0.self_attn.k_scale": ("F8_E4M3", [1]), "layers.0.rotary_emb.inv_freq": ("I64", [2])}
+    save_header(tmp_path / "model.safetensors", **scales)
+    assert inspect_model(read_folder(tmp_path), OPTIONS).served
     save(tmp_path, config=GEMMA3)
     save_header(tmp_path / "model.safetensors", **{"vision_tower.position_ids": ("I64", [2])})
     assert inspect_model(read_folder(tmp_path), OPTIONS).served
+
+
+def test_buffers_of_models_in_transformers_are_left_to_the_engine(tmp_path: Path) -> None:
+    save(tmp_path, config=MIXTRAL)
+    save_header(tmp_path / "model.safetensors", **{"layers.0.attention.bias": ("BOOL", [1, 1])})
+    assert inspect_model(read_folder(tmp_path), OPTIONS).served
+    save_header(tmp_path / "model.safetensors", **{"layers.0.mlp.weight": ("F8_E4M3", [1, 1])})
+    assert "layers.0.mlp.weight is F8_E4M3" in inspect_model(read_folder(tmp_path), OPTIONS).reason
+
+
+@pytest.mark.parametrize("names", [("consolidated.safetensors",), ("tokenizer.json",)])
+def test_missing_weights_are_a_reason(names: tuple[str, ...], tmp_path: Path) -> None:
+    save(tmp_path, *names)
+    reason = " has neither model.safetensors nor model.safetensors.index.json: weights are read only from "
+    result = inspect_model(read_folder(tmp_path), OPTIONS)
+    assert (result.served, result.reason) == (False, f"{tmp_path}{reason}safetensors")
+    contents = {"config.json": json.dumps(QWEN3).encode()}
+    listed = read_listing("r", dict.fromkeys(("config.json", *names), 1), contents)
+    assert inspect_model(listed, OPTIONS).reason == f"r{reason}safetensors"
 
 
 @pytest.mark.parametrize(
@@ -229,6 +314,7 @@ def test_sizes_of_a_remote_model_come_from_its_listing() -> None:
     sizes = {
         "model-1.safetensors": 5,
         "model-2.safetensors": 7,
+        "model.safetensors.index.json": 1,
         "consolidated.safetensors": 9,
         "x/model.bin": 1,
     }

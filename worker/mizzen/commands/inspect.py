@@ -95,12 +95,13 @@ def read_model(text: str) -> ModelFiles:
         ConfigError: config.json is missing or cannot be read.
         typer.BadParameter: the model cannot be found.
     """
-    from mizzen.inspection.model_files import ModelFiles, explain_gguf, read_config_file, read_folder
+    from mizzen.inspection.model_files import ModelFiles, read_config_file, read_folder
+    from mizzen.weights.checkpoint_files import describe_gguf
 
     path = Path(text)
     if path.is_file():
         if path.suffix == ".gguf":
-            return ModelFiles(name=text, fields=None, problem=explain_gguf(path.name))
+            return ModelFiles(name=text, fields=None, problem=describe_gguf(text))
         return read_config_file(path)
     if path.is_dir():
         return read_folder(path)

@@ -18,7 +18,7 @@ import typer
 
 from mizzen.commands.progress import StartupProgress
 from mizzen.common.cache import cache_dir
-from mizzen.server.model_files import WEIGHTS_ADVICE, describe_gguf
+from mizzen.weights.checkpoint_files import WEIGHTS_ADVICE, describe_gguf
 
 POLL_SECONDS = 0.2
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./+-]{1,255})?")
@@ -60,11 +60,11 @@ def find_model(text: str) -> Path | RemoteModel:
     if path.is_dir():
         gguf = next(path.glob("*.gguf"), None)
         raise typer.BadParameter(
-            describe_gguf(gguf) if gguf else f"{text!r} has no config.json; {WEIGHTS_ADVICE}"
+            describe_gguf(str(gguf)) if gguf else f"{text!r} has no config.json; {WEIGHTS_ADVICE}"
         )
     if path.exists():
         raise typer.BadParameter(
-            describe_gguf(path)
+            describe_gguf(text)
             if path.suffix == ".gguf"
             else f"{text!r} is not a folder; {WEIGHTS_ADVICE}, {HUB_ADVICE}"
         )

@@ -26,6 +26,9 @@ from mizzen.models.model_families import find_family
 from mizzen.models.registry import READERS, read_model
 from mizzen.models.transformers_backend.installed import check_installed
 
+ONE_GPU = "mixtures of experts need --tensor 1"
+"""Reason why several GPUs cannot share a model with experts; only Transformers implements such models."""
+
 
 class TensorSize(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """A number of GPUs that may share the model: whether it is possible, and otherwise the reason."""
@@ -138,7 +141,7 @@ def inspect_model(
         return msgspec.structs.replace(result, reason=str(error))
     problem = files.problem
     if not problem and files.weights:
-        problem = files.weights.find_problem(files.name, config.text_tensors)
+        problem = files.weights.find_problem(files.name, config)
     if problem:
         return msgspec.structs.replace(result, reason=problem)
     check_model(replace(options, tensor=1), config)
@@ -190,6 +193,8 @@ def tensor_size(
         check_shardable(config, tensor)
     except ValueError as error:
         return TensorSize(tensor=tensor, possible=False, reason=str(error))
+    if config.expert_width and tensor > 1:
+        return TensorSize(tensor=tensor, possible=False, reason=ONE_GPU)
     element = ELEMENT_BYTES[resolve_precision(options, config)]
     return TensorSize(
         tensor=tensor,

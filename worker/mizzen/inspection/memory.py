@@ -18,6 +18,8 @@ RESERVED_BYTES = 256 << 20
 ROUNDED_UP = 0.9995
 """Share of a unit from which a number with three digits is rounded up to the unit."""
 MORE_GPUS = "use more GPUs (--tensor) or GPUs with more memory"
+LARGER_GPU = "use a GPU with more memory"
+"""Remedy for models that several GPUs cannot share."""
 
 
 class MemoryFit(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -111,21 +113,22 @@ def fit_memory(
     tokens = pages * options.page_size
     limit = context or config.context_length
     share = f"{options.memory_fraction} of {name}"
+    remedy = LARGER_GPU if config.expert_width else MORE_GPUS
     message = describe_need(
         format_count(count_loaded(config, weights)), ranks, weight_bytes + RESERVED_BYTES, available, share
     )
     fits = tokens >= limit if context else tokens >= 2
     if weight_bytes + RESERVED_BYTES > available:
-        message = f"{message}; {MORE_GPUS}"
+        message = f"{message}; {remedy}"
     elif tokens < 2:
         message = (
             f"{message}; a step needs {format_gib(step)} of it, so that no memory is left for the KV cache: "
-            f"{MORE_GPUS}, or lower --prefill-chunk-tokens or --max-running-requests"
+            f"{remedy}, or lower --prefill-chunk-tokens or --max-running-requests"
         )
     elif tokens < limit:
         message = (
             f"{message}; the KV cache holds {tokens:,} tokens, less than one request of {limit:,} tokens"
-            + (f": {MORE_GPUS}, or lower --context-length" if context else "")
+            + (f": {remedy}, or lower --context-length" if context else "")
         )
     return MemoryFit(
         tensor=ranks,

@@ -10,19 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mizzen.models.config import ModelConfig
 from mizzen.models.hf_fields import ConfigError, Fields
-from mizzen.models.text_tensors import TextTensors
 from mizzen.weights.checkpoint_files import (
     INDEX,
     SINGLE,
     WeightsError,
     check_floating,
     checkpoint_files,
+    describe_gguf,
+    explain_missing,
+    is_needless,
     read_header,
 )
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-ORIGINAL = "use the original checkpoint, with safetensors, from which the file was made"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,17 +41,21 @@ class WeightFiles:
     tensors: Mapping[str, str]
     elements: int = 0
 
-    def find_problem(self, name: str, text_tensors: TextTensors | None) -> str:
+    def find_problem(self, name: str, config: ModelConfig) -> str:
         """Return why the tensors of the model `name` cannot be loaded; empty if nothing speaks against it.
 
-        With `text_tensors`, only the tensors of the text part count.
+        Only tensors that the engine loads count. It is not known which buffers a model of Transformers
+        ignores, so that only its weights count.
         """
         for tensor, kind in self.tensors.items():
-            if text_tensors is None or text_tensors.name_in_text_model(tensor):
-                try:
-                    check_floating(Path(name), tensor, kind)
-                except WeightsError as error:
-                    return str(error)
+            own = config.text_tensors.name_in_text_model(tensor) if config.text_tensors else tensor
+            weight = config.implementation == "native" or tensor.endswith(".weight")
+            if own is None or is_needless(own) or not weight:
+                continue
+            try:
+                check_floating(Path(name), tensor, kind)
+            except WeightsError as error:
+                return str(error)
         return ""
 
 
@@ -82,6 +88,8 @@ def read_config_file(path: Path) -> ModelFiles:
 def read_folder(folder: Path) -> ModelFiles:
     """Read config.json of a folder, and the headers of its safetensors files.
 
+    A folder may consist of config.json alone, but if it has other files, weights must be among them.
+
     Raises:
         ConfigError: config.json is missing, although the folder has no GGUF file, or cannot be read.
     """
@@ -90,7 +98,7 @@ def read_folder(folder: Path) -> ModelFiles:
     if "config.json" not in names and problem:
         return ModelFiles(name=str(folder), fields=None, problem=problem)
     fields = Fields.load(folder)
-    if problem or not any(name in (INDEX, SINGLE) for name in names):
+    if problem or names == ["config.json"]:
         return ModelFiles(name=str(folder), fields=fields, problem=problem)
     try:
         weights = read_weight_files(folder)
@@ -141,6 +149,8 @@ def read_listing(name: str, sizes: Mapping[str, int], contents: Mapping[str, byt
         raise ConfigError(f"config.json of {name} cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"config.json of {name} must contain a JSON object")
+    if not problem and set(sizes) != {"config.json"} and not {INDEX, SINGLE} & set(sizes):
+        problem = explain_missing(name)
     size = sum(count for path, count in sizes.items() if is_weight_file(path))
     weights = WeightFiles(size=size, tensors={}) if size else None
     return ModelFiles(name=name, fields=Fields(values), weights=weights, problem=problem)
@@ -157,15 +167,10 @@ def find_format_problem(names: Iterable[str]) -> str:
     if any(name.endswith(".safetensors") for name in files):
         return ""
     if gguf := next((name for name in files if name.endswith(".gguf")), ""):
-        return explain_gguf(gguf)
+        return describe_gguf(gguf)
     if pickle := next((name for name in files if name.endswith(PICKLES)), ""):
         return (
             f"{pickle} is a pickle, which may contain code and is never loaded: convert the weights to "
             "safetensors with save_pretrained of Transformers"
         )
     return ""
-
-
-def explain_gguf(name: str) -> str:
-    """Return why a GGUF file is not served, and a remedy."""
-    return f"{name} is in the GGUF format, which is not supported: {ORIGINAL}"

@@ -37,6 +37,8 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     intermediate_size: int
+    expert_width: int = 0
+    """Width of all experts together that one token runs through; 0 without a mixture of experts."""
     layers: int
     heads: int
     kv_heads: int

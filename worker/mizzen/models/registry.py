@@ -41,7 +41,8 @@ def read_model(fields: Fields, implementation: str = "auto") -> ModelConfig:
     Args:
         fields: Fields of config.json.
         implementation: "native" for Mizzen's own models, "transformers" for those of Transformers, or "auto"
-            for Transformers if no listed architecture has a native implementation.
+            for Transformers if no listed architecture has a native implementation. In Transformers, the
+            first architecture counts whose name is that of a causal language model.
 
     Raises:
         ConfigError: a field is missing, invalid or not supported. The message names the field; for an unknown
@@ -51,9 +52,42 @@ def read_model(fields: Fields, implementation: str = "auto") -> ModelConfig:
     names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
     native = implementation != "transformers" and any(name in SUPPORTED for name in names)
     generating = next((name for name in names if name.endswith(GENERATING)), None)
-    if implementation == "native" or native or generating is None:
+    if implementation == "native":
+        return read_native(fields, generating)
+    if implementation == "transformers" and generating is None and any(name in SUPPORTED for name in names):
+        raise fields.unsupported(
+            "architectures",
+            f"lists {', '.join(names)}, but --model-implementation transformers serves only architectures "
+            f"whose names end with {' or '.join(GENERATING)}: use --model-implementation auto",
+        )
+    if native or generating is None:
         return read_fields(fields)
     return read_generic_config(fields, generating)
+
+
+def read_native(fields: Fields, generating: str | None) -> ModelConfig:
+    """Read the configuration of a model for `--model-implementation native`.
+
+    Args:
+        fields: Fields of config.json.
+        generating: Architecture that Transformers may serve; None if it can serve no listed one.
+
+    Raises:
+        ConfigError: see `read_model`; the message says whether Transformers may serve the model.
+    """
+    names = fields.values.get("architectures")
+    try:
+        return read_fields(fields)
+    except ConfigError as error:
+        if generating is None or any(name in SUPPORTED for name in names or ()):
+            raise
+        try:
+            read_generic_config(fields, generating)
+        except ConfigError:
+            raise error from None
+        raise ConfigError(
+            f"{error}, or --model-implementation auto, which runs the model's code in Transformers"
+        ) from error
 
 
 def read_fields(fields: Fields) -> ModelConfig:

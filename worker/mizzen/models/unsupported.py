@@ -43,6 +43,11 @@ def is_above(fields: Fields, name: str, limit: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > limit
 
 
+def find_experts_field(fields: Fields) -> str:
+    """Return the name of the field that counts the experts of a mixture, or an empty string."""
+    return next((name for name in EXPERTS if is_above(fields, name, 1)), "")
+
+
 def find_recurrent_field(fields: Fields) -> str:
     """Return the name of the field that describes recurrent layers, or an empty string."""
     for name in ("layer_types", "layers_block_type", "block_types", "hybrid_override_pattern"):
@@ -114,8 +119,7 @@ def _explain_recurrence(fields: Fields, names: list[str]) -> ConfigError | None:
 
 
 def _explain_experts(fields: Fields, names: list[str]) -> ConfigError | None:
-    name = next((name for name in EXPERTS if is_above(fields, name, 1)), "")
-    if not name:
+    if not (name := find_experts_field(fields)):
         return None
     return fields.unsupported(
         name,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mizzen.common.tokenizer_json import FILE as TOKENIZER
 from mizzen.common.tokenizer_json import TokenizerConversionError, read_tokenizer_json
+from mizzen.weights.checkpoint_files import WEIGHTS_ADVICE, describe_gguf
 
 TEXT_FILES = (
     TOKENIZER,
@@ -28,7 +29,6 @@ TEXT_FILES = (
 OTHER_FILES = ("config.json", "generation_config.json")
 TEMPLATE_FOLDER = "additional_chat_templates"
 MAX_FILE_BYTES = 256 * 1024 * 1024
-WEIGHTS_ADVICE = "give a folder with config.json, the tokenizer and safetensors"
 
 
 class ModelFolderError(ValueError):
@@ -58,17 +58,9 @@ def check_has_config(folder: Path) -> None:
         return
     gguf = next(folder.glob("*.gguf"), None)
     raise ModelFolderError(
-        f"--model: {describe_gguf(gguf)}"
+        f"--model: {describe_gguf(str(gguf))}"
         if gguf
         else f"--model {folder} has no config.json; {WEIGHTS_ADVICE}"
-    )
-
-
-def describe_gguf(file: Path) -> str:
-    """Return an error message for a file in the GGUF format."""
-    return (
-        f"{str(file)!r} is in the GGUF format, which is not supported; {WEIGHTS_ADVICE}: "
-        "use the original checkpoint from which the file was made"
     )
 
 

@@ -15,6 +15,9 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 FLOATING = ("BF16", "F16", "F32", "F64")
 """Dtypes of unquantized weights, as safetensors names them."""
+NEEDLESS = ("rotary_emb.inv_freq", ".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
+"""Ends of the names of tensors that are no weights: derived values, and scales of the KV cache."""
+WEIGHTS_ADVICE = "give a folder with config.json, the tokenizer and safetensors"
 MAX_LISTED = 5
 MAX_HEADER_BYTES = 100 << 20
 LFS_POINTER = b"version https://git-lfs."
@@ -42,9 +45,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
     index = folder / INDEX
     if not index.exists():
         if not (folder / SINGLE).exists():
-            raise WeightsError(
-                f"{folder} has neither {SINGLE} nor {INDEX}: weights are read only from safetensors"
-            )
+            raise WeightsError(explain_missing(str(folder)))
         return [folder / SINGLE]
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
@@ -57,6 +58,24 @@ def checkpoint_files(folder: Path) -> list[Path]:
     if missing:
         raise WeightsError(f"{index} names files that are missing: {format_names(missing)}")
     return [folder / name for name in names]
+
+
+def explain_missing(model: str) -> str:
+    """Return the message for a model that has neither an index nor the single file."""
+    return f"{model} has neither {SINGLE} nor {INDEX}: weights are read only from safetensors"
+
+
+def describe_gguf(name: str) -> str:
+    """Return an error message for a file in the GGUF format."""
+    return (
+        f"{name!r} is in the GGUF format, which is not supported; {WEIGHTS_ADVICE}: "
+        "use the original checkpoint from which the file was made"
+    )
+
+
+def is_needless(name: str) -> bool:
+    """Return whether a tensor is no weight; other code reads the scales (`mizzen.weights.kv_scales`)."""
+    return name.endswith(NEEDLESS)
 
 
 def check_floating(path: Path, name: str, kind: str) -> None:

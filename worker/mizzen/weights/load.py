@@ -22,7 +22,13 @@ from safetensors import SafetensorError, safe_open
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.block import TensorNames
 from mizzen.models.text_tensors import TextTensors
-from mizzen.weights.checkpoint_files import WeightsError, check_floating, checkpoint_files, format_names
+from mizzen.weights.checkpoint_files import (
+    WeightsError,
+    check_floating,
+    checkpoint_files,
+    format_names,
+    is_needless,
+)
 from mizzen.weights.stream import FileRange, SafetensorsHeader, stream_to_device
 
 ProgressCallback = Callable[[int, int], None]
@@ -30,7 +36,6 @@ ProgressCallback = Callable[[int, int], None]
 
 NAMES = TensorNames()
 """Names of the tensors of Llama and most other families."""
-KV_SCALES = (".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 
 
 @contextmanager
@@ -53,11 +58,9 @@ def open_safetensors(path: Path) -> Iterator[tuple[SafetensorsHeader, Any]]:
 def is_ignorable(name: str, tied: bool, names: TensorNames) -> bool:
     """Return whether a tensor need not be loaded, because it is redundant or a scale of the KV cache.
 
-    Other code reads the scales (`mizzen.weights.kv_scales`). `tied` says that the head shares the embedding's
-    table, which makes the head's own tensor redundant.
+    `tied` says that the head shares the embedding's table, which makes the head's own tensor redundant.
     """
-    derived = name.endswith("rotary_emb.inv_freq") or (tied and name == f"{names.head}.weight")
-    return derived or name.endswith(KV_SCALES)
+    return is_needless(name) or (tied and name == f"{names.head}.weight")
 
 
 def group_by_name(targets: Iterable[WeightTarget]) -> dict[str, list[WeightTarget]]:

@@ -30,10 +30,10 @@ class MemoryNeed:
         """Estimate the need of a rank from the shape of the model.
 
         Activations peak in the MLP, where the residual stream, the MLP's input, the gate and up projections
-        and their product exist at once. Top-p sampling without a kernel sorts a row's logits with their
-        indices and sums them in float64, which takes about ten times the size of the row in float32.
-        Penalties need a count per slot and vocabulary token. With several ranks, the logits gathered from
-        all ranks are added.
+        and their product exist at once, in a mixture of experts for all experts of a token. Top-p sampling
+        without a kernel sorts a row's logits with their indices and sums them in float64, which takes about
+        ten times the size of the row in float32. Penalties need a count per slot and vocabulary token. With
+        several ranks, the logits gathered from all ranks are added.
 
         Args:
             config: Shape of the model.
@@ -44,7 +44,8 @@ class MemoryNeed:
         ranks = options.tensor
         sharing = 1 if config.replicates_attention else ranks
         kv_heads = max(1, config.kv_heads // sharing)
-        width = 3 * config.hidden_size + 4 * config.intermediate_size // ranks
+        widest = max(config.intermediate_size, config.expert_width)
+        width = 3 * config.hidden_size + 4 * widest // ranks
         heads = (3 * config.heads // sharing + 2 * kv_heads) * config.head_dim
         tokens = options.prefill_chunk_tokens + options.max_running_requests
         logits = options.max_running_requests * config.vocab_size * (44 + element * (ranks > 1))

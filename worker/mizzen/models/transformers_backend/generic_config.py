@@ -7,9 +7,16 @@ Transformers. `inspection` replaces the estimate by the sizes that the model rea
 
 from __future__ import annotations
 
-from mizzen.models.config import DTYPES, ModelConfig, read_layer_count, read_token_ids
+from mizzen.models.config import (
+    DTYPES,
+    ModelConfig,
+    read_context_length,
+    read_layer_count,
+    read_token_ids,
+)
 from mizzen.models.hf_fields import ConfigError, Fields
-from mizzen.models.unsupported import explain_layers
+from mizzen.models.rope_config import RopeConfig, read_rope
+from mizzen.models.unsupported import explain_layers, find_experts_field
 
 HIDDEN = ("hidden_size", "n_embd", "d_model")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
@@ -17,6 +24,8 @@ HEADS = ("num_attention_heads", "n_head", "n_heads")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 INTERMEDIATE = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
 CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
+EXPERT_INTERMEDIATE = ("moe_intermediate_size", "expert_intermediate_size", *INTERMEDIATE)
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
 ATTENTION_KINDS = ("full_attention", "sliding_attention")
 """Kinds of layers that keep nothing but the keys and values of tokens."""
 GENERATING = ("ForCausalLM", "LMHeadModel")
@@ -50,6 +59,46 @@ def refuse_other_layers(kinds: object, source: str) -> None:
         )
 
 
+def read_required(fields: Fields, names: tuple[str, ...]) -> int:
+    """Read a positive integer from the first of the fields `names` that is set.
+
+    Raises:
+        ConfigError: none is set, or the value is not a positive integer.
+    """
+    name = find_set(fields, names)
+    if fields.values.get(name) is None:
+        raise fields.error(name, "is missing: add it to config.json")
+    return fields.integer(name)
+
+
+def read_generic_context(fields: Fields, head_dim: int) -> int:
+    """Return the maximum context length in tokens, extended by the rotary embedding.
+
+    Raises:
+        ConfigError: the length is missing or not a positive integer.
+    """
+    length = read_required(fields, CONTEXT)
+    try:
+        rope = read_rope(fields, head_dim)
+    except ConfigError:
+        rope = RopeConfig()  # Transformers may know more kinds, and `inspection` checks them
+    if fields.values.get("max_position_embeddings") is None:
+        return length
+    return read_context_length(fields, rope, length)
+
+
+def read_expert_width(fields: Fields, hidden: int) -> int:
+    """Return the width of all experts that one token runs through; 0 without a mixture of experts.
+
+    Raises:
+        ConfigError: a field is not a positive integer.
+    """
+    if not find_experts_field(fields):
+        return 0
+    width = first_integer(fields, EXPERT_INTERMEDIATE, 4 * hidden)
+    return first_integer(fields, EXPERTS_PER_TOKEN, 1) * width
+
+
 def read_generic_config(fields: Fields, architecture: str) -> ModelConfig:
     """Read the configuration of a model that Transformers implements.
 
@@ -62,6 +111,7 @@ def read_generic_config(fields: Fields, architecture: str) -> ModelConfig:
         raise fields.error("is_causal", "must be true: attention to later tokens is not supported")
     refuse_other_layers(fields.values.get("layer_types"), fields.source)
     heads, hidden = first_integer(fields, HEADS, 1), first_integer(fields, HIDDEN, 1)
+    head_dim = fields.integer("head_dim", max(1, hidden // heads))
     layers = read_layer_count(fields, find_set(fields, LAYERS), 1)
     dtype = fields.values.get("dtype") or fields.values.get("torch_dtype") or "bfloat16"
     if dtype not in DTYPES:
@@ -69,15 +119,16 @@ def read_generic_config(fields: Fields, architecture: str) -> ModelConfig:
     return ModelConfig(
         architecture=architecture,
         implementation="transformers",
-        vocab_size=fields.integer("vocab_size"),
+        vocab_size=read_required(fields, ("vocab_size",)),
         hidden_size=hidden,
         intermediate_size=first_integer(fields, INTERMEDIATE, 4 * hidden),
+        expert_width=read_expert_width(fields, hidden),
         layers=layers,
         heads=heads,
-        kv_heads=first_integer(fields, KV_HEADS, heads),
-        head_dim=fields.integer("head_dim", max(1, hidden // heads)),
+        kv_heads=first_integer(fields, KV_HEADS, 1 if fields.flag("multi_query") else heads),
+        head_dim=head_dim,
         norm_epsilon=1e-6,
-        context_length=first_integer(fields, CONTEXT),
+        context_length=read_generic_context(fields, head_dim),
         ropes=(),
         windows=(None,) * layers,
         tie_embeddings=fields.flag("tie_word_embeddings"),
