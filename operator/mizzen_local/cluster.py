@@ -121,7 +121,7 @@ class Cluster:
             FileNotFoundError: the cluster is not up.
         """
         settings = self.state.read_settings()
-        command = [sys.executable, "-m", "mizzen_local.node"]
+        command = [sys.executable, "-P", "-m", "mizzen_local.node"]
         command += ["--folder", str(self.state.folder)]
         command += ["--range", str(settings.index), "--gpus", str(settings.gpus)]
         command += ["--pod-server", settings.pod_server]

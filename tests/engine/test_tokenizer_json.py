@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -201,11 +202,63 @@ def test_conversion_knows_no_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         return subprocess.CompletedProcess(command, 1, b"", b"no")
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setenv("HF_TOKEN", "s3cret")
+    monkeypatch.setenv("DATABASE_URL", "s3cret")
+    monkeypatch.setenv("HOME", "/s3cret")
     with pytest.raises(TokenizerConversionError, match="cannot be converted: no; save"):
         read_tokenizer_json(tmp_path)
-    assert "s3cret" not in environments[0].values()
+    assert "s3cret" not in str(environments[0])
     assert "PATH" in environments[0]
+
+
+def test_modules_in_the_current_folder_are_not_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
+) -> None:
+    folder = tekken_folder(tmp_path)
+    for name in ("json.py", "sentencepiece.py", "transformers.py"):
+        (folder / name).write_text("open('was_run', 'w')\n")
+    monkeypatch.chdir(folder)
+    assert read_tokenizer_json(Path()) is not None
+    assert not (folder / "was_run").exists()
+    assert [path.stat().st_mode & 0o777 for path in cache.iterdir()] == [0o644]
+
+
+def test_process_that_is_ended_by_a_signal_names_the_signal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "tekken.json").write_bytes(b"{}")
+    ended = subprocess.CompletedProcess([], -9, b"", b"a warning of a library")
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: ended)
+    with pytest.raises(TokenizerConversionError, match="converted: the process was ended by SIGKILL; save"):
+        read_tokenizer_json(tmp_path)
+
+
+def test_large_and_unreadable_files_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "tekken.json").write_bytes(b"{}")
+    monkeypatch.setattr(tokenizer_json, "MAX_FILE_BYTES", 1)
+    with pytest.raises(TokenizerConversionError, match=r"tekken.json has 2 bytes; at most 1"):
+        read_tokenizer_json(tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr(tokenizer_json.sys, "executable", str(tmp_path / "missing"))
+    with pytest.raises(TokenizerConversionError, match=r"cannot be converted: .*missing"):
+        read_tokenizer_json(tmp_path)
+
+
+def test_limits_end_a_conversion_that_needs_much_memory() -> None:
+    program = "from mizzen.engine import convert_tokenizer as c; c.limit_resources(); bytearray(9 << 30)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert "MemoryError" in run.stderr
+
+
+def test_result_depends_on_the_version_of_transformers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
+) -> None:
+    (tmp_path / "tekken.json").write_bytes(b"{}")
+    monkeypatch.setattr(tokenizer_json, "_convert", lambda folder, source: b"{}")
+    for version in ("1", "2"):
+        monkeypatch.setattr(tokenizer_json, "_transformers_version", lambda version=version: version)
+        read_tokenizer_json(tmp_path)
+    assert len(list(cache.iterdir())) == 2
 
 
 def test_slow_conversion_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def image_command(image: str) -> list[str]:
             return [str(programs_folder() / program)]
     for repository, module in MODULES.items():
         if name == repository or name.endswith("/" + repository):
-            return [sys.executable, "-m", module]
+            return [sys.executable, "-P", "-m", module]
     raise UnknownImageError(
         f"no program is known for image {image!r}: mizzen-local runs {', '.join(ENTRY_POINTS)}, "
         "and any image in a container with a `command`"

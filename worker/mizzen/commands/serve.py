@@ -217,7 +217,7 @@ def base_url(gateway: GatewayConfig) -> str:
 
 def process_command(command: str, config: Any) -> Sequence[str]:
     """Return the command line of an engine or gateway process, the same as in a pod."""
-    return [sys.executable, "-m", "mizzen.cli", command, *options.arguments(config)]
+    return [sys.executable, "-P", "-m", "mizzen.cli", command, *options.arguments(config)]
 
 
 def run_processes(config: ServeConfig, progress: StartupProgress) -> int:

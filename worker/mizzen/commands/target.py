@@ -106,7 +106,7 @@ def generation_options(
 @contextlib.contextmanager
 def _serve_folder(folder: str, serve_options: Sequence[str]) -> Iterator[str]:
     """Run `mizzen serve` for a model folder, and yield the URL of the service."""
-    command = [sys.executable, "-m", "mizzen.cli", "serve", "--port=0", *serve_options, "--", folder]
+    command = [sys.executable, "-P", "-m", "mizzen.cli", "serve", "--port=0", *serve_options, "--", folder]
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = subprocess.Popen(
             command,

@@ -1,14 +1,17 @@
 """The tokenizer of a model folder as `tokenizer.json`, also if the folder has it in another format.
 
 A `tokenizer.model` (SentencePiece) or `tekken.json` (Mistral) is converted by Transformers, in a child
-process, because Transformers is large and the file may be damaged. The cache folder stores the result.
+process, because Transformers is large and the file may be damaged. The process has limits on its time and
+memory, and few variables of the environment; it is not a sandbox. The cache folder stores the result.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import os
-import re
+import signal
+import site
 import subprocess
 import sys
 import tempfile
@@ -23,7 +26,10 @@ CONFIGURATIONS = ("tokenizer_config.json", "special_tokens_map.json", "added_tok
 """Files that determine the result besides the source."""
 SECONDS = 600.0
 """Maximum duration of a conversion."""
-_SECRET = re.compile("key|password|secret|token", re.IGNORECASE)
+MAX_FILE_BYTES = 256 * 1024 * 1024
+"""Maximum size of a file of a tokenizer."""
+_KEPT = ("PATH", "LANG", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR")
+"""Variables of the environment that the child process gets, besides all `LC_` variables."""
 FORMAT = b"1"
 """Version of the conversion; a new version ignores results that are in the cache."""
 
@@ -37,63 +43,107 @@ def read_tokenizer_json(folder: Path) -> bytes | None:
 
     Raises:
         TokenizerConversionError: the conversion fails.
-        OSError: a file cannot be read.
+        OSError: the file `tokenizer.json` cannot be read.
     """
     if (folder / FILE).is_file():
         return (folder / FILE).read_bytes()
     source = next((name for name in SOURCES if (folder / name).is_file()), None)
     if source is None:
         return None
-    cached = cache_dir() / "tokenizers" / f"{_hash_sources(folder, source)}.json"
     try:
-        return cached.read_bytes()
-    except OSError:
-        pass
-    content = _convert(folder, source)
+        cached = cache_dir() / "tokenizers" / f"{_hash_sources(folder, source)}.json"
+        try:
+            return cached.read_bytes()
+        except OSError:
+            pass
+        content = _convert(folder, source)
+    except OSError as error:
+        raise TokenizerConversionError(f"{folder / source} cannot be converted: {error}") from error
     _store(cached, content)
     return content
 
 
 def _hash_sources(folder: Path, source: str) -> str:
-    """Return the SHA-256, in hexadecimal, of the files that determine the result of a conversion."""
-    digest = hashlib.sha256(FORMAT)
+    """Return the SHA-256, in hexadecimal, of the files and the version that determine the result.
+
+    Raises:
+        TokenizerConversionError: a file is too large.
+        OSError: a file cannot be read.
+    """
+    digest = hashlib.sha256(FORMAT + f" transformers {_transformers_version()} ".encode())
     for name in (source, *CONFIGURATIONS):
-        content = (folder / name).read_bytes() if (folder / name).is_file() else b""
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else 0
+        if size > MAX_FILE_BYTES:
+            raise TokenizerConversionError(f"{path} has {size} bytes; at most {MAX_FILE_BYTES} are read")
+        content = path.read_bytes() if size else b""
         digest.update(f"{name} {len(content)} ".encode() + content)
     return digest.hexdigest()
 
 
+def _transformers_version() -> str:
+    try:
+        return importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _child_environment(home: str) -> dict[str, str]:
+    """Return the variables of a conversion, which sees no GPUs, and in which Transformers uses no hub."""
+    kept = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith("LC_")}
+    own = {"HOME": home, "PYTHONUSERBASE": site.getuserbase()}  # packages may be those of the user
+    return {**kept, **own, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
 def _convert(folder: Path, source: str) -> bytes:
-    """Convert a tokenizer in a child process, which has no access to GPUs and hubs, and knows no secrets.
+    """Convert a tokenizer in a child process.
 
     Raises:
         TokenizerConversionError: the conversion fails.
+        OSError: the process cannot be started, or its result cannot be read.
     """
-    kept = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
-    environment = {**kept, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     way_out = f"save the tokenizer as {FILE}, with save_pretrained of Transformers' fast tokenizer"
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch) / FILE
-        command = [sys.executable, "-m", "mizzen.engine.convert_tokenizer", str(folder), source, str(output)]
+        command = [sys.executable, "-P", "-m", "mizzen.engine.convert_tokenizer"]
+        command += [str(folder), source, str(output)]
+        variables = _child_environment(scratch)
         try:
-            run = subprocess.run(command, env=environment, capture_output=True, timeout=SECONDS, check=False)
+            run = subprocess.run(command, env=variables, capture_output=True, timeout=SECONDS, check=False)
         except subprocess.TimeoutExpired:
             raise TokenizerConversionError(
                 f"the conversion of {folder / source} took more than {SECONDS:.0f} s; {way_out}"
             ) from None
         if run.returncode == 0 and output.is_file():
             return output.read_bytes()
-    lines = run.stderr.decode(errors="replace").strip().splitlines()
-    reason = lines[-1][:500] if lines else f"the process ended with status {run.returncode}"
+    reason = _describe_failure(run)
     raise TokenizerConversionError(f"{folder / source} cannot be converted: {reason}; {way_out}")
+
+
+def _describe_failure(run: subprocess.CompletedProcess[bytes]) -> str:
+    """Return why a conversion failed; only a program that ended by itself wrote the reason."""
+    if run.returncode < 0:
+        try:
+            return f"the process was ended by {signal.Signals(-run.returncode).name}"
+        except ValueError:
+            return f"the process was ended by signal {-run.returncode}"
+    lines = run.stderr.decode(errors="replace").strip().splitlines()
+    if run.returncode == 1 and lines:
+        return lines[-1][:500]
+    return f"the process ended with status {run.returncode}"
 
 
 def _store(path: Path, content: bytes) -> None:
     """Write a file atomically; do nothing if the cache folder is not writable."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(content)
-        os.replace(file.name, path)
+        handle, name = tempfile.mkstemp(dir=path.parent)
     except OSError:
-        pass
+        return
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            os.fchmod(handle, 0o644)  # all users may read a cache that they share
+        os.replace(name, path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import resource
 import sys
 from pathlib import Path
 from typing import Any
+
+MAX_CPU_SECONDS = 600
+MAX_MEMORY_BYTES = 8 * 1024**3
+"""Maximum size of the address space."""
 
 
 def main(folder: str, source: str, output: str) -> None:
@@ -75,5 +80,14 @@ def convert_tekken(folder: Path) -> str:
     return tokenizer.to_str()
 
 
+def limit_resources() -> None:
+    """Limit the CPU time and the memory of this process; lower limits stay."""
+    for kind, wanted in ((resource.RLIMIT_CPU, MAX_CPU_SECONDS), (resource.RLIMIT_AS, MAX_MEMORY_BYTES)):
+        limit = min((n for n in resource.getrlimit(kind) if n != resource.RLIM_INFINITY), default=wanted)
+        limit = min(limit, wanted)
+        resource.setrlimit(kind, (limit, limit))
+
+
 if __name__ == "__main__":
+    limit_resources()
     main(*sys.argv[1:])

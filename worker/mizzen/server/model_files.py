@@ -10,7 +10,7 @@ import hashlib
 from pathlib import Path
 
 from mizzen.common.tokenizer_json import FILE as TOKENIZER
-from mizzen.common.tokenizer_json import TokenizerConversionError, read_tokenizer_json
+from mizzen.common.tokenizer_json import MAX_FILE_BYTES, TokenizerConversionError, read_tokenizer_json
 from mizzen.weights.checkpoint_files import WEIGHTS_ADVICE, describe_gguf
 
 TEXT_FILES = (
@@ -28,7 +28,6 @@ TEXT_FILES = (
 """Files that determine tokenization, chat templates and the pooling of embedding models."""
 OTHER_FILES = ("config.json", "generation_config.json")
 TEMPLATE_FOLDER = "additional_chat_templates"
-MAX_FILE_BYTES = 256 * 1024 * 1024
 
 
 class ModelFolderError(ValueError):

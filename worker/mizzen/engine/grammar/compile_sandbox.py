@@ -138,7 +138,7 @@ class GrammarSandbox:
         words += ["--limits", json.dumps(asdict(self._limits))]
         with sandbox_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "mizzen.engine.grammar.compile_sandbox_worker", *words],
+                [sys.executable, "-P", "-m", "mizzen.engine.grammar.compile_sandbox_worker", *words],
                 pass_fds=(sandbox_end.fileno(),),
                 stdin=subprocess.DEVNULL,
                 env={

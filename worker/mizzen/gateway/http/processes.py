@@ -35,6 +35,7 @@ def child_command(
     options = msgspec.json.encode(dataclasses.asdict(config)).decode()
     return [
         sys.executable,
+        "-P",
         "-m",
         "mizzen.gateway.http.child_process",
         options,

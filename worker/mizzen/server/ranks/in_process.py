@@ -118,7 +118,7 @@ class LocalRanks:
         return RankGroup(rank_placement(self._options, 0, self._links.rendezvous), self.raise_if_failed)
 
     def _spawn(self, rank: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "mizzen.server.ranks.follower", "--rank", str(rank)]
+        command = [sys.executable, "-P", "-m", "mizzen.server.ranks.follower", "--rank", str(rank)]
         command += ["--parent", str(os.getpid()), "--links", self._links.to_json()]
         command += ["--config", json.dumps(dataclasses.asdict(self._options))]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=self._links.descriptors)

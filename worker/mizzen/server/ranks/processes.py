@@ -71,7 +71,7 @@ def spawn_rank(
         links: Links to the other ranks; None if there are no other ranks.
     """
     read, write = os.pipe()
-    command = [sys.executable, "-m", module, "--rank", str(rank), "--status-fd", str(block)]
+    command = [sys.executable, "-P", "-m", module, "--rank", str(rank), "--status-fd", str(block)]
     command += ["--control-fd", str(read), "--parent", str(os.getpid())]
     command += ["--config", json.dumps(dataclasses.asdict(config))]
     inherited = {block, read}
