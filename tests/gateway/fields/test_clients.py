@@ -83,6 +83,28 @@ CHATS: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+RESPONSES: dict[str, tuple[dict[str, Any], str]] = {
+    "openai-python, responses.parse()": (
+        {"input": [
+            USER,
+            {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "content": [
+                {"type": "output_text", "text": '{"a": 1}', "annotations": [], "parsed": {"a": 1}},
+            ]},
+            {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "look_up",
+             "arguments": '{"word": "mast"}', "status": "completed", "parsed_arguments": {"word": "mast"}},
+            {"type": "function_call_output", "call_id": "call_1", "output": "A pole."},
+         ],
+         "tools": [{"type": "function", **FUNCTION}]},
+        "input[].parsed_arguments, input[].content[].parsed",
+    ),
+    "options that advise": (
+        {"input": "a", "truncation": "auto", "max_tool_calls": 3, "service_tier": "flex",
+         "reasoning": {"summary": "auto"}, "text": {"verbosity": "low"}},
+        "service_tier, max_tool_calls, truncation, text.verbosity",
+    ),
+}  # fmt: skip
+
+
 def without_order(header: str) -> set[str]:
     return set(header.split(", ")) - {""}
 
@@ -101,6 +123,17 @@ async def test_chats_of_clients_are_served(live: Any, engine: Any, stream: bool)
             answer = await http.post("/v1/chat/completions", json=sent)
             assert answer.status_code == 200, (name, answer.text)
             assert '"error"' not in answer.text, name
+            header = answer.headers.get("x-mizzen-ignored", "")
+            assert without_order(header) == without_order(ignored), name
+
+
+async def test_responses_of_clients_are_served(live: Any, engine: Any) -> None:
+    gateway = await live(engine, tool_parser="hermes", reasoning_parser="none")
+    async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
+        for name, (body, ignored) in RESPONSES.items():
+            sent = {"model": "demo", "max_output_tokens": 2, **body}
+            answer = await http.post("/v1/responses", json=sent)
+            assert answer.status_code == 200, (name, answer.text)
             header = answer.headers.get("x-mizzen-ignored", "")
             assert without_order(header) == without_order(ignored), name
 

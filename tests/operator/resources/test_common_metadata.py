@@ -11,13 +11,17 @@ from marks import CONTROL_PLANE
 from mizzen_operator.api.gateway_sharing import resolve_sharing
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig
-from mizzen_operator.resources.engine_pod import engine_pods
+from mizzen_operator.resources.engine_pod import engine_pods, ranks_service
 from mizzen_operator.resources.fetch_job import cache_claim, fetch_job
 from mizzen_operator.resources.gateway_deployment import gateway_manifests
 from mizzen_operator.resources.gateway_spec import dedicated_gateway_spec
 from mizzen_operator.resources.key_secrets import root_secret
 from mizzen_operator.resources.metadata import CONTAINER_SECURITY, POD_SECURITY
-from mizzen_operator.resources.pod_disruption_budget import gateway_disruption_budget
+from mizzen_operator.resources.network_policy import fetch_network_policy, service_network_policies
+from mizzen_operator.resources.pod_disruption_budget import (
+    engine_disruption_budget,
+    gateway_disruption_budget,
+)
 from mizzen_operator.resources.revision_hash import revision
 from mizzen_operator.resources.shared_gateway import shared_gateway_spec, shared_keys_secret
 
@@ -52,6 +56,10 @@ def test_every_manifest_has_the_common_labels_and_annotations(
         fetch_job(demo, CONFIG),
         claim,
         root_secret(demo),
+        engine_disruption_budget(demo),
+        ranks_service(demo),
+        *service_network_policies(demo, CONFIG),
+        fetch_network_policy(demo, CONFIG),
         *engine_pods(demo, CONFIG, revision="abcd1234", group=0, attempt=1),
     ]
     for manifest in manifests:
@@ -114,4 +122,5 @@ def test_a_service_runs_where_a_policy_requires_a_label(
         demo.settle(1)
         pods = api.list("Pod", namespace)
         assert {pod["metadata"]["labels"]["mizzen.dev/component"] for pod in pods} == {"engine", "gateway"}
-        assert all(pod["metadata"]["annotations"]["note"] == "b" for pod in pods)
+        [record] = api.list("ControllerRevision", namespace)
+        assert all(item["metadata"]["annotations"]["note"] == "b" for item in [*pods, record])
