@@ -33,6 +33,7 @@ import asyncio
 import json
 import os
 import sys
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ import aiohttp
 import numpy as np
 from common_parts.arguments import Help, above_zero, given_options, jsonable, natural, not_negative, positive
 from common_parts.lengths import lengths
-from online_parts.gateway_share import describe_share, fetch_histograms, summarize_share
+from online_parts.gateway_share import Histogram, describe_share, fetch_histograms, summarize_share
 from online_parts.recorded import Entry, read_trace, trace_requests, trace_sessions
 from online_parts.replay import Target, run
 from online_parts.summary import summarize
@@ -124,7 +125,8 @@ def make_parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="URL",
-        help="metrics pages of the gateway and engines; runs then report the latency that the gateway adds",
+        help="metrics pages of the gateway and engines; runs then report the latency that the gateway adds, "
+        "to the requests of the warm-up as well",
     )
     parser.add_argument("--key-env", default="OPENAI_API_KEY", help="environment variable with the API key")
     parser.add_argument("--timeout", type=above_zero, default=600.0, help="seconds allowed for an answer")
@@ -265,7 +267,7 @@ def print_run(name: str, result: dict[str, Any], warm: float) -> None:
     for kind, count in result["errors"].items():
         detail = result["error_details"].get(kind, "")
         print(f"             {count} x {kind}" + (f": {detail}{hint(kind, detail)}" if detail else ""))
-    if "gateway_ms" in result:
+    if result.get("gateway_ms") is not None:
         print(f"             {describe_share(result['gateway_ms'])}")
     if warm > (last := result["last_due_seconds"]):
         print(
@@ -278,7 +280,7 @@ def print_run(name: str, result: dict[str, Any], warm: float) -> None:
 
 def measure(args: argparse.Namespace, target: Target, sessions: list[Session]) -> dict[str, Any]:
     """Send the requests of a run, and return its summary."""
-    before = fetch_histograms(args.metrics)
+    before = try_histograms(args.metrics)
     records = run(target, sessions, args.processes)
     result = {
         "sessions_per_second": rate_of(sessions),
@@ -290,8 +292,18 @@ def measure(args: argparse.Namespace, target: Target, sessions: list[Session]) -
         ),
     }
     if args.metrics:
-        result["gateway_ms"] = summarize_share(before, fetch_histograms(args.metrics))
+        after = try_histograms(args.metrics)
+        result["gateway_ms"] = None if before is None or after is None else summarize_share(before, after)
     return result
+
+
+def try_histograms(urls: list[str]) -> dict[str, Histogram] | None:
+    """Return the histograms of metrics pages; print why and return None if they cannot be read."""
+    try:
+        return fetch_histograms(urls)
+    except (OSError, HTTPException, ValueError) as error:
+        print(f"             no latency of the gateway: the metrics cannot be read: {error}")
+        return None
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import online
 import pytest
+from online_parts.gateway_share import read_histograms
 from online_parts.recorded import read_trace, trace_requests, trace_sessions
 from online_parts.replay import Record
 from online_parts.summary import summarize
@@ -216,3 +217,25 @@ def test_errors_and_missing_latencies_are_shown(capsys: pytest.CaptureFixture[st
         "1 x status 404: no",
         "no latencies: --warm is 9 s, but the last request was due at 0.5 s",
     ]
+
+
+def test_metrics_that_fail_after_a_run_leave_its_results(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages: list[Any] = [read_histograms([]), ConnectionRefusedError("refused")]
+
+    def fetch(urls: list[str]) -> Any:
+        found = pages.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(online, "fetch_histograms", fetch)
+    monkeypatch.setattr(online, "run", lambda *_: [])
+    monkeypatch.setattr(online, "summarize", lambda *_, **__: {"output_tokens_per_second": 5.0})
+    args = online.make_parser().parse_args(["http://gateway", "--metrics", "http://gateway/metrics"])
+    session = Session((TimedRequest(0.0, [1], 1),))
+    target: Any = None
+    result = online.measure(args, target, [session])
+    assert (result["gateway_ms"], result["output_tokens_per_second"]) == (None, 5.0)
+    assert "no latency of the gateway: the metrics cannot be read: refused" in capsys.readouterr().out

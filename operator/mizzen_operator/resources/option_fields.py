@@ -87,6 +87,7 @@ _VALUES = {
 """Values of fields, by the values of their options, unless `_VALUES_BY_OPTION` has the option."""
 _VALUES_BY_OPTION = {
     "access-log": {value: name for name, value in ACCESS_LOG.items()},
+    "model-implementation": {"auto": "Auto", "native": "Native", "transformers": "Transformers"},
     "reasoning-parser": {value: name for name, value in REASONING_PARSERS.items()},
     "steps-in-flight": {"1": "Disabled", "2": "Enabled"},
     "tool-parser": {value: name for name, value in TOOL_PARSERS.items()},

@@ -96,7 +96,10 @@ class TensorNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockConfig:
-    """A decoder layer, described by data."""
+    """A decoder layer, described by data.
+
+    `attention_sinks` and `gate_limit` are for gpt-oss, which also needs experts: no family uses them yet.
+    """
 
     norm: NormKind = NormKind.RMS
     norm_bias: bool = False

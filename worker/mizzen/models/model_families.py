@@ -1,6 +1,6 @@
 """The model families that are served, with the config reader of each architecture.
 
-`scripts/reference.py` generates the table of docs/models.md from it.
+`scripts/model_table.py` generates the table of docs/models.md from it.
 """
 
 from __future__ import annotations

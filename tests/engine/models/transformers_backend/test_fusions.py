@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +11,16 @@ import pytest
 import torch
 from logits_check import assert_equal, check
 from torch import nn
+from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
 from family_twins import save_other_twin
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.loading import warmup
 from mizzen.models.block import Activation
 from mizzen.models.hf_fields import ConfigError
-from mizzen.models.transformers_backend import loading
+from mizzen.models.transformers_backend import build, loading
 from mizzen.models.transformers_backend.attention import merge_heads
+from mizzen.models.transformers_backend.meta_run import TOKENS, find_window
 from mizzen.models.transformers_backend.parameters import keeps_float32
 from mizzen.models.transformers_backend.recognition import recognise_mlp, recognise_norm
 
@@ -34,13 +37,14 @@ class OddRMSNorm(nn.Module):
 
 
 class GatedBlock(nn.Module):
-    def __init__(self, factor: float) -> None:
+    def __init__(self, factor: float, limit: float = math.inf) -> None:
         super().__init__()
+        self.limit = limit
         self.gate_proj, self.up_proj = nn.Linear(8, 16, bias=False), nn.Linear(8, 16, bias=False)
         self.down_proj, self.factor = nn.Linear(16, 8, bias=False), factor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate = nn.functional.silu(self.gate_proj(x) * self.factor)
+        gate = nn.functional.silu((self.gate_proj(x) * self.factor).clamp(max=self.limit))
         return self.down_proj(gate * self.up_proj(x))
 
 
@@ -52,6 +56,52 @@ def test_norms_are_recognised_by_their_result(power: float, found: Any) -> None:
 @pytest.mark.parametrize(("factor", "found"), [(1.0, Activation.SILU), (1.01, None)])
 def test_feed_forward_blocks_are_recognised_by_their_result(factor: float, found: Any) -> None:
     assert recognise_mlp(GatedBlock(factor)) == found
+
+
+@pytest.mark.parametrize(
+    ("installed", "right"),
+    [("5.9.1", False), ("5.10.0", True), ("5.23.0.dev0", True), ("6.0.0", False), ("4.57.1", False)],
+)
+def test_other_releases_of_transformers_are_refused(
+    installed: str, right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "version", lambda _: installed)
+    if right:
+        build.check_version()
+    else:
+        with pytest.raises(ConfigError, match=rf"from 5\.10 and below 6, not {installed}: install mizzen"):
+            build.check_version()
+
+
+@pytest.mark.parametrize("limit", [7.0, 20.0])
+def test_clamped_gates_are_not_recognised(limit: float) -> None:
+    assert recognise_mlp(GatedBlock(1.0, limit)) is None
+
+
+@pytest.mark.parametrize(
+    ("window", "function", "found"),
+    [
+        (24_576, causal_mask_function, None),
+        (24_576, sliding_window_causal_mask_function(24_576), 24_576),
+        (3, sliding_window_causal_mask_function(3), 3),
+        (3, sliding_window_causal_mask_function(4), ConfigError),
+        (24_576, sliding_window_causal_mask_function(24_575), ConfigError),
+        (None, sliding_window_causal_mask_function(3), ConfigError),
+    ],
+)
+def test_a_window_is_found_with_few_comparisons(window: int | None, function: Any, found: Any) -> None:
+    sizes = []
+
+    def recording(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        sizes.append(query.numel())
+        return function(batch, head, query, key)
+
+    if found is ConfigError:
+        with pytest.raises(ConfigError, match="neither causal nor a sliding window"):
+            find_window(recording, window)
+    else:
+        assert find_window(recording, window) == found
+    assert sizes == [2 * TOKENS]
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,11 @@ def inspect_config(options: EngineOptions, config: ModelConfig) -> ModelConfig:
     try:
         from mizzen.models.transformers_backend.inspection import inspect_model
     except ImportError as error:
+        if not isinstance(error, ModuleNotFoundError) or error.name != "transformers":
+            raise ConfigError(
+                f"{config.architecture} needs Transformers, which cannot be imported ({error}): install "
+                "mizzen[transformers]"
+            ) from error
         raise ConfigError(
             f"{config.architecture} has no native implementation, and Transformers is not installed "
             f"({error}): install mizzen[transformers]"

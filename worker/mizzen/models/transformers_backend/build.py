@@ -18,23 +18,25 @@ from transformers.utils import logging
 from mizzen.models.hf_fields import ConfigError
 from mizzen.models.transformers_backend import attention
 
-MIN_VERSION = 5
+MIN_VERSION, TOO_NEW = (5, 10), (6,)
+"""The range of versions whose internals this package uses: from the first, and below the second."""
 
 
 def check_version() -> None:
     """Check the version of Transformers.
 
     Raises:
-        ConfigError: it is too old.
+        ConfigError: it is too old or too new.
     """
     try:
         installed = version("transformers")
     except PackageNotFoundError:
         installed = transformers.__version__
-    if int(installed.split(".")[0]) < MIN_VERSION:
+    if not MIN_VERSION <= tuple(map(int, installed.split(".")[:2])) < TOO_NEW:
+        oldest, limit = (".".join(map(str, release)) for release in (MIN_VERSION, TOO_NEW))
         raise ConfigError(
-            f"--model-implementation transformers needs Transformers {MIN_VERSION}, not {installed}: "
-            "install mizzen[transformers]"
+            f"--model-implementation transformers needs Transformers from {oldest} and below {limit}, not "
+            f"{installed}: install mizzen[transformers]"
         )
 
 

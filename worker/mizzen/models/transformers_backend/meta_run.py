@@ -252,16 +252,19 @@ def make_mask(*, mask_function: Any, config: Any = None, **options: Any) -> torc
 def find_window(mask_function: Any, window: int | None) -> int | None:
     """Return the sliding window of a mask function, None if it is causal without one.
 
+    Only the first queries and those beyond the first window are compared, with all keys: a mask has window +
+    `TOKENS` positions, and the window may be long.
+
     Raises:
         ConfigError: it is any other function.
     """
     size = (window or 0) + TOKENS
-    positions = torch.arange(size)
-    queries, keys = positions[:, None], positions[None, :]
+    keys = torch.arange(size)[None, :]
+    queries = torch.cat((keys[0, :TOKENS], keys[0, -TOKENS:]))[:, None]
     causal = keys <= queries
     zero = torch.zeros((), dtype=torch.int64)
     try:
-        allowed = torch.as_tensor(mask_function(zero, zero, queries, keys)).expand(size, size)
+        allowed = torch.as_tensor(mask_function(zero, zero, queries, keys)).expand(len(queries), size)
     except Exception as error:  # the function may read tensors on the meta device
         raise ConfigError(f"the model makes an attention mask of its own ({error})") from error
     if torch.equal(allowed, causal):

@@ -19,6 +19,8 @@ from mizzen.models.block import Activation
 GATE, UP, DOWN = "gate_proj", "up_proj", "down_proj"
 EPSILONS = ("variance_epsilon", "eps", "epsilon")
 """Names of the attribute that holds the epsilon of an RMSNorm."""
+LARGE = 100.0
+"""Factor of a second input, with which a block that clamps its gate differs from one that does not."""
 ROTATE = "apply_rotary_pos_emb"
 """Name of the function that rotates queries and keys, in the modules of Transformers."""
 
@@ -89,9 +91,13 @@ def recognise_mlp(module: nn.Module) -> Activation | None:
         UP: small_linear(up),
         DOWN: small_linear(down),
     }
-    actual = succeeds(lambda: twin(x))
+    inputs = (x, LARGE * x)
+    results = [succeeds(lambda x=x: twin(x)) for x in inputs]
+    if any(not isinstance(result, torch.Tensor) for result in results):
+        return None
     for kind in (Activation.SILU, Activation.GELU, Activation.GELU_TANH):
-        if equal(actual, F.linear(FUNCTIONS[kind](F.linear(x, gate)) * F.linear(x, up), down)):
+        expected = [F.linear(FUNCTIONS[kind](F.linear(x, gate)) * F.linear(x, up), down) for x in inputs]
+        if equal(results[0], expected[0]) and equal(results[1] / LARGE**2, expected[1] / LARGE**2):
             return kind
     return None
 
