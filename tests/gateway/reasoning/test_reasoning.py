@@ -103,6 +103,8 @@ def test_result_does_not_depend_on_how_text_is_split(
         (HUNYUAN, "", "<think>\nhm\n</think>\n<answer>\na\n</answer>", ("hm", "a")),
         (HUNYUAN, "", "<answer>\na </answer> b\n</answer>", ("", "a </answer> b")),
         (HUNYUAN, "", "a <answer>b</answer>", ("", "a <answer>b")),
+        (HUNYUAN, "", "\n" * 80 + "<answer>a</answer>", ("", "\n" * 80 + "<answer>a")),
+        (QWEN, "", " \n <thin", ("", " \n <thin")),
         (GRANITE, "", "<think>hm</think><response>a</response>", ("hm", "a")),
         (GRANITE, "", "<response>a</response>\n<tool_call>b", ("", "a<tool_call>b")),
         (GRANITE_32, "", "Here is my thought process: hm Here is my response: a", ("hm", "a")),

@@ -19,6 +19,31 @@ DETECTED = [
     ("mistral_tools", "mistral"),
     ("mistral", "mistral"),  # detected by the special token of the template
 ]
+SHAPES = {
+    "command_a": "cohere",
+    "command_r7b": "cohere",
+    "deepseek_v2": "granite",
+    "ernie45": "hermes",
+    "exaone4": "hermes",
+    "falcon_h1": "hermes",
+    "glm4": "glm4",
+    "glm45": "glm45",
+    "granite4": "hermes",
+    "granite_documents": "granite",
+    "hunyuan": "hunyuan",
+    "llama31": "llama3",
+    "mistral_small": "mistral",
+    "mistral_v3": "mistral",
+    "olmo3": "olmo3",
+    "olmo3_keywords": "olmo3",
+    "phi4_mini": "phi4-mini",
+    "qwen25": "hermes",
+    "qwen3": "hermes",
+    "qwen3_coder": "qwen3-coder",
+    "seed_oss": "seed-oss",
+    "seed_oss_functions": "seed-oss",
+}
+"""Families of the templates in the folder `shapes`; the family of the others is unknown."""
 
 
 @pytest.mark.parametrize(("name", "family"), DETECTED)
@@ -39,6 +64,9 @@ def test_family_is_detected_from_the_template(
         ("<seed:tool_call><function=a><parameter=b>", "auto", "seed-oss"),
         ("<function_calls>", "auto", "olmo3"),
         ("<tool_calls>", "auto", "hunyuan"),
+        ("<tool_calls><tool_call>a</tool_call> <answer>", "auto", "hunyuan"),
+        ("no <tool_calls> but <tool_call>", "auto", "hermes"),
+        ("no <tool_calls> but <tool_call>\n<function=a>\n<parameter=b>", "auto", "qwen3-coder"),
         ("<|START_ACTION|>", "auto", "cohere"),
         ('<|CHATBOT_TOKEN|>Action: "tool_name"', "auto", "command-r"),
         ("write <|tool_call|> and a list", "auto", "granite"),
@@ -55,6 +83,14 @@ def test_option_overrides_the_detected_family(
 ) -> None:
     detected = detect_tool_family(option, template, small_tokenizer)
     assert (detected and detected.name) == family
+
+
+def test_detected_families_of_all_templates(small_tokenizer: Tokenizer) -> None:
+    detected = {
+        path.stem: detect_tool_family("auto", path.read_text(), small_tokenizer)
+        for path in (FOLDER / "shapes").glob("*.jinja")
+    }
+    assert {name: family.name for name, family in sorted(detected.items()) if family is not None} == SHAPES
 
 
 def test_mistral_call_ids_have_nine_characters() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mizzen.gateway.requests.output import OutputDelta
-from mizzen.gateway.tools.families import GLM_XML, OLMO, PYTHONIC, QWEN_XML, SEED, ToolFamily
+from mizzen.gateway.tools.families import (
+    COMMAND_R,
+    GLM_XML,
+    HUNYUAN,
+    OLMO,
+    PYTHONIC,
+    QWEN_XML,
+    SEED,
+    ToolFamily,
+)
 from tool_call_texts import TOOLS, garbage, plain_texts, split_pieces
 
 TypedCalls = list[tuple[str, dict[str, Any]]]
@@ -168,6 +178,8 @@ def check_split(family: ToolFamily, text: str, data: st.DataObject) -> None:
 
 TIME = ("get-time", "{}")
 DEEP = "[" * 5000
+DEEP_LIST = "[" * 5000 + "]" * 5000
+DEEP_OBJECT = f'{{"a": {DEEP_LIST}}}'
 CASES = [
     (OLMO, "<function_calls>weather(days=2)</function_calls>", ("", [("weather", '{"days": 2}')])),
     (OLMO, "Hm. <function_calls>[get-time(), get-time()]</function_calls>", ("Hm.", [TIME, TIME])),
@@ -185,7 +197,27 @@ CASES = [
     (PYTHONIC, "[1, 2]", ("[1, 2]", [])),
     (PYTHONIC, "[weather is fine]", ("[weather is fine]", [])),
     (PYTHONIC, "See [get-time()]", ("See [get-time()]", [])),
-    (PYTHONIC, f"[weather(more={DEEP})]", ("", [("weather", "")])),
+    (PYTHONIC, f"[weather(more={DEEP})]", ("", [("weather", f'{{"more": {DEEP})]')])),
+    (PYTHONIC, "[weather(days=1, city='Kö", ("", [("weather", '{"days": 1, "city": \'Kö')])),
+    (PYTHONIC, '[weather(city="""it("hi, you")\nx = 1""", days=1)]',
+     ("", [("weather", '{"city": "it(\\"hi, you\\")\\nx = 1", "days": 1}')])),
+    (PYTHONIC, "[weather(city='''it's (a, b)''', note='', days=1)]",
+     ("", [("weather", '{"city": "it\'s (a, b)", "note": "", "days": 1}')])),
+    (PYTHONIC, '[weather(more={"a": "b\nc"})]', ("", [("weather", '{"more": {"a": "b\\nc"}}')])),
+    (PYTHONIC, "[weather(more={'a': 'b\nc',\n'd': None})]",
+     ("", [("weather", '{"more": {"a": "b\\nc", "d": null}}')])),
+    (PYTHONIC, '[weather(**{"city": "a\nb"})]', ("", [("weather", '{"city": "a\\nb"}')])),
+    (PYTHONIC, "[weather(**city)]", ("", [("weather", '{"argument_1": "city"}')])),
+    (PYTHONIC, f'[weather(days=1, **{{"a": {DEEP_LIST}}})]',
+     ("", [("weather", f'{{"days": 1, "argument_2": {json.dumps(DEEP_OBJECT)}}}')])),
+    (COMMAND_R, 'Action: ```json\n{"x": 1}\n```', ('Action: ```json\n{"x": 1}\n```', [])),
+    (COMMAND_R, 'Action: ```json\n[{"tool_name": "directly-answer", "parameters": {}}]\n```', ("", [])),
+    (COMMAND_R, 'Action: ```json\n[{"tool_name": "get-time", "parameters": {}}]\n```\n```py\n1\n```',
+     ("```py\n1\n```", [TIME])),
+    (HUNYUAN, "<tool_calls><tool_call>get-time\n{}</tool_call></tool_calls>\n```py\n1```",
+     ("```py\n1```", [TIME])),
+    (HUNYUAN, "<tool_call>get-time\n```json\n{}\n```</tool_call>\n```py\n1```", ("```py\n1```", [TIME])),
+    (GLM_XML, "The tag <arg_key> is used", ("The tag <arg_key> is used", [])),
     (GLM_XML, "a <tool_call>get-time</tool_call>", ("a", [("get-time", "{}")])),
     (GLM_XML, "<tool_call>weather<arg_key>days</arg_key><arg_value>5", ("", [("weather", '{"days": 5}')])),
     (GLM_XML, "<tool_call>weather\n<arg_key>days", ("", [("weather", "{}")])),
@@ -197,3 +229,16 @@ CASES = [
 def test_parser_handles_unusual_calls(family: ToolFamily, text: str, expected: Any) -> None:
     assert parse(family, [text]) == expected
     assert parse(family, list(text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "begin"),
+    [(PYTHONIC, "[weather("), (GLM_XML, "<tool_call>weather<arg_key>days</arg_key>")],
+)
+def test_time_is_linear_in_the_amount_of_white_space(family: ToolFamily, begin: str) -> None:
+    parser = family.parser(TOOLS)
+    parser.feed(begin)
+    started = time.process_time()
+    for _ in range(8_000):
+        parser.feed(" " * 64)
+    assert time.process_time() - started < 2

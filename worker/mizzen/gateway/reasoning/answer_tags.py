@@ -67,9 +67,11 @@ class AnswerUnwrapper:
 
     def _read_start(self) -> None:
         body = self._pending.lstrip(WHITESPACE)
-        if body.startswith(self._tags.begin):
+        if len(self._pending) - len(body) > MAX_SPACE:
+            self._state = _State.INSIDE
+        elif body.startswith(self._tags.begin):
             self._pending, self._state = body[len(self._tags.begin) :], _State.OPENED
-        elif not self._tags.begin.startswith(body) or len(self._pending) - len(body) > MAX_SPACE:
+        elif not self._tags.begin.startswith(body):
             self._state = _State.INSIDE
 
     def _read_inside(self, parts: list[str]) -> bool:

@@ -97,19 +97,22 @@ class ReasoningParser:
             return ("".join([*self._whitespace, pending]) if pending else ""), ""
         if self._state is _ReasoningState.START and self._starts_inside:
             return pending.strip(WHITESPACE), ""
-        return "", pending
+        space = "".join(self._whitespace) if self._state is _ReasoningState.START else ""
+        return "", space + pending
 
     def _read_start(self, text: str) -> str:
         body = text.lstrip(WHITESPACE)
+        self._whitespace.append(text[: len(text) - len(body)])  # stored apart, so that it is read once
         for begin in self._begins:
             if body.startswith(begin):
-                self._state, self.has_reasoning = _ReasoningState.OPENED, True
+                self._state, self.has_reasoning, self._whitespace = _ReasoningState.OPENED, True, []
                 return body[len(begin) :]
         if any(begin.startswith(body) for begin in self._begins):
-            self._pending = text
+            self._pending = body
             return ""
+        space, self._whitespace = "".join(self._whitespace), []
         self._state = _ReasoningState.OPENED if self._starts_inside else _ReasoningState.OUTSIDE
-        return text
+        return space + body
 
     def _read_inside(self, text: str) -> tuple[str, str]:
         """Return the reasoning in a text, and the text after the closing tag; hold back a partial tag."""

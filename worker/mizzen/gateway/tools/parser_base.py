@@ -166,6 +166,8 @@ class MarkerParser(ABC):
 
     def __init__(self, names: Collection[str], stop: tuple[str, ...] = ()) -> None:
         self._names = frozenset(names)
+        self._ignored: frozenset[str] = frozenset()
+        """Names whose calls are dropped."""
         self._output = OutputCollector(stop)
         self._reader: ToolCallReader | None = None
         self._pending = ""
@@ -179,7 +181,10 @@ class MarkerParser(ABC):
     @property
     def call_open(self) -> bool:
         """True if the arguments of the last call are incomplete."""
-        return self._reader is not None and self._reader.started and not self._reader.arguments_complete
+        reader = self._reader
+        if reader is None or not reader.started or reader.name in self._ignored:
+            return False
+        return not reader.arguments_complete
 
     @property
     def stopped(self) -> bool:
@@ -230,7 +235,9 @@ class MarkerParser(ABC):
     def _read_call(self, reader: ToolCallReader, text: str) -> str:
         had_started = reader.started
         new_arguments, rest = reader.add(text)
-        if reader.started and not had_started:
+        if reader.name in self._ignored:
+            pass
+        elif reader.started and not had_started:
             self._output.start_call(reader.name or "", new_arguments)
         else:
             self._output.add_arguments(new_arguments)

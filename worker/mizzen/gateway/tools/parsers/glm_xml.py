@@ -28,6 +28,8 @@ class GlmCallReader(XmlCallReader):
     """Reader of one call, from the text after `<tool_call>`, with the interface of `CallReader`."""
 
     line_breaks_around_values = False
+    _next_key = ""
+    """Key whose value has not begun."""
 
     def _read_name(self, text: str) -> tuple[str, bool]:
         begin = len(text) - len(text.lstrip(WHITESPACE))
@@ -56,13 +58,17 @@ class GlmCallReader(XmlCallReader):
             return text, False
         if end < 0:
             return self._end_call(text[MAX_NAME:])
-        after = text[end + len(KEY_END) :].lstrip(WHITESPACE)
-        if not after.startswith(VALUE):
-            if VALUE.startswith(after) and not self._at_end:
-                return text, False
-            return self._end_call(after)
-        self._begin_argument(text[:end].strip())
-        return after[len(VALUE) :], True
+        self._next_key, self._step = text[:end].strip(), self._read_value_tag
+        return text[end + len(KEY_END) :], True
+
+    def _read_value_tag(self, text: str) -> tuple[str, bool]:
+        text = text.lstrip(WHITESPACE)
+        if text.startswith(VALUE):
+            self._begin_argument(self._next_key)
+            return text[len(VALUE) :], True
+        if VALUE.startswith(text) and not self._at_end:
+            return text, False
+        return self._end_call(text)
 
     def _split_value(self, text: str) -> tuple[str, str | None, str]:
         end = text.find(VALUE_END)
@@ -75,7 +81,7 @@ class GlmCallReader(XmlCallReader):
 class GlmXmlParser(MarkerParser):
     """Parser of calls between tags, with content before, between and after the calls."""
 
-    markers = TAGS
+    markers = (CALL, CALL_END)
 
     def __init__(self, tools: ArgumentSchemas, stop: tuple[str, ...] = ()) -> None:
         super().__init__(tools, stop)

@@ -22,6 +22,10 @@ from mizzen.gateway.tools.json_scanner import WHITESPACE, skip_whitespace
 from mizzen.gateway.tools.parser_base import MarkerParser, ToolCallReader
 from mizzen.gateway.tools.parsers.named import NAME_START, NamedCallReader
 
+FENCE = "```"
+DIRECT_ANSWERS = frozenset({"directly-answer", "directly_answer"})
+"""Names of a tool that Command R calls in order to call no tool."""
+
 
 class BareListParser(MarkerParser):
     """Parser of a list of calls, or of a single call.
@@ -33,6 +37,8 @@ class BareListParser(MarkerParser):
     """Markers after which calls follow."""
     ends: tuple[str, ...] = ()
     """Markers that end the calls."""
+    _markers_are_text = False
+    """True if a marker that no call follows belongs to the content."""
 
     def __init__(self, tools: Mapping[str, Any], stop: tuple[str, ...] = ()) -> None:
         super().__init__(tools, stop)
@@ -45,6 +51,7 @@ class BareListParser(MarkerParser):
         if not self._in_calls:
             marker, rest = self._content_until_marker(text)
             self._in_calls = marker in self.begins
+            self._opening = marker if self._markers_are_text else ""
             return rest
         at = skip_whitespace(text, 0)
         if at and (self._opening or (self.begins and not self._in_list)):
@@ -91,8 +98,11 @@ class BareListParser(MarkerParser):
 
     def _add_content(self, text: str) -> None:
         """Add to the content the text that might have opened a call, and then `text`, which is not a call."""
-        super()._add_content(self._opening + text)
-        self._opening = ""
+        text, self._opening = self._opening + text, ""
+        if self._markers_are_text:
+            self._output.add_content(text)
+        else:
+            super()._add_content(text)
 
 
 class GraniteParser(BareListParser):
@@ -118,16 +128,24 @@ class FencedListParser(BareListParser):
         super().__init__(tools, stop)
         self._closing = False
 
+    def _opened_fence(self) -> bool:
+        """Return whether the call that has just ended was in a code block."""
+        raise NotImplementedError
+
     def _parse_between_calls(self, text: str) -> str:
         if self._closing and not self._in_list:
-            text = text.lstrip(WHITESPACE + "`")
-            self._closing = not text
+            body = text.lstrip(WHITESPACE)
+            if len(body) < len(FENCE) and FENCE.startswith(body):
+                self._pending = body
+                return ""
+            self._closing = False
+            text = body.removeprefix(FENCE)
             if not text:
                 return ""
         return super()._parse_between_calls(text)
 
     def _call_ended(self, failed: bool) -> None:
-        self._closing = not failed
+        self._closing = not failed and self._opened_fence()
         super()._call_ended(failed)
 
 
@@ -136,6 +154,17 @@ class CommandRParser(FencedListParser):
 
     begins = ("Action: ```json", "Action:\n```json", "Action:```json")
     markers = begins
+    _markers_are_text = True
+
+    def __init__(self, tools: Mapping[str, Any], stop: tuple[str, ...] = ()) -> None:
+        super().__init__(tools, stop)
+        self._ignored = DIRECT_ANSWERS - self._names
+
+    def _create_reader(self, first: str) -> ToolCallReader | None:
+        return CallReader(self._names | self._ignored) if first == "{" else None
+
+    def _opened_fence(self) -> bool:
+        return True
 
 
 class HunyuanParser(FencedListParser):
@@ -150,7 +179,15 @@ class HunyuanParser(FencedListParser):
     markers = (*begins, *ends)
     _head = re.compile(r"([\w.-]+)\s*(?:```json)?\s*", re.ASCII)
 
+    _named: NamedCallReader | None = None
+    """Reader of the last call, if it is a name with arguments."""
+
     def _create_reader(self, first: str) -> ToolCallReader | None:
+        self._named = None
         if not self._in_list and NAME_START.match(first):
-            return NamedCallReader(self._names, self._head)
+            self._named = NamedCallReader(self._names, self._head)
+            return self._named
         return super()._create_reader(first)
+
+    def _opened_fence(self) -> bool:
+        return self._named is not None and FENCE in self._named.raw

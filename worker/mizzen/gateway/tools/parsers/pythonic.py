@@ -46,7 +46,7 @@ class PythonCallReader:
         self._new_arguments: list[str] = []
         self._properties: Mapping[str, Any] = {}
         self._key: str | None = None
-        self._keys: list[str] = []
+        self._keys: dict[str, None] = {}
         self.name: str | None = None
         self.started = False
         self.failed = False
@@ -74,8 +74,14 @@ class PythonCallReader:
         return new_arguments, text
 
     def complete(self) -> tuple[str, str]:
-        """Leave the call incomplete: the value of the last argument is unknown."""
-        return "", ""
+        """Leave the call incomplete; return the last argument as the model wrote it so far."""
+        if self._step != self._read_value:
+            return "", ""
+        value, self._value = "".join(self._value).lstrip(WHITESPACE), []
+        if self._key is None:
+            return (value if not self._keys else ", " + value.removeprefix("{")), ""
+        separator = "{" if not self._keys else ", "
+        return f"{separator}{json.dumps(self._key, ensure_ascii=False)}: {value}", ""
 
     # Each step reads some of the text, and returns the text that is left and whether to continue with it.
     # It returns False if it needs more text.
@@ -95,6 +101,9 @@ class PythonCallReader:
     def _read_argument(self, text: str) -> tuple[str, bool]:
         """Read the key of an argument, or the end of the call."""
         body = text.lstrip(WHITESPACE)
+        if not self.started:
+            self._raw += text[: len(text) - len(body)]
+        text = body  # white space is read once, however long it is
         if body.startswith(")"):
             return self._end_call(body[1:])
         if body.startswith("**"):
@@ -132,21 +141,19 @@ class PythonCallReader:
         written = literal_as_json(value)
         if self._key is not None:
             members = {self._key: written}
-        elif written.startswith("{"):
-            members = {
-                key: json.dumps(member, ensure_ascii=False) for key, member in json.loads(written).items()
-            }
-            if not self._keys and members:  # the usual case: keep the text as it is
-                self._keys = list(members)
+        else:
+            members = _object_members(written)
+            if members is None:  # no object: the value gets a key, so that it is not lost
+                members = {f"argument_{len(self._keys) + 1}": written}
+            elif not self._keys and members:  # the usual case: keep the text as it is
+                self._keys = dict.fromkeys(members)
                 self._new_arguments.append(written[:-1].rstrip(WHITESPACE))
                 return
-        else:
-            members = {}
         for key, text in members.items():
             if key not in self._keys:
                 separator = "{" if not self._keys else ", "
                 self._new_arguments.append(f"{separator}{json.dumps(key, ensure_ascii=False)}: {text}")
-                self._keys.append(key)
+                self._keys[key] = None
 
     def _end_call(self, rest: str) -> tuple[str, bool]:
         self.started, self.ended, self._raw = True, True, ""
@@ -158,6 +165,16 @@ class PythonCallReader:
         self.failed = self.ended = True
         self._raw += text[:cut]
         return text[cut:], False
+
+
+def _object_members(text: str) -> dict[str, str] | None:
+    """Return the members of a JSON object as JSON; None if the text is no object, or nested too deep."""
+    if not text.startswith("{"):
+        return None
+    try:
+        return {key: json.dumps(value, ensure_ascii=False) for key, value in json.loads(text).items()}
+    except (ValueError, RecursionError):
+        return None
 
 
 class PythonicParser(BareListParser):
