@@ -13,6 +13,8 @@ from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
+pytestmark = pytest.mark.xdist_group("demo-engine")
+
 LIMITED: Any = {"max_tokens": 400, "temperature": 0}
 
 
