@@ -40,18 +40,19 @@ class Node(EngineProcess):
 
 
 class Pair:
-    """A group of two nodes."""
+    """A group of two nodes; by default, each has an IPv4 address."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, free_ports(LEADER, 3)
+    def __init__(self, folder: Path, leader: str = LEADER, other: str = OTHER) -> None:
+        self.folder, self.port = folder, free_ports(leader, 3)
+        self.addresses = (leader, other)
         self.nodes: list[Node] = []
 
     def node(self, rank: int, **options: Any) -> Node:
         settings = {"ranks_port": self.port, "node_rank": rank, **options}
         if rank:
-            settings.setdefault("leader_address", LEADER)
+            settings.setdefault("leader_address", self.addresses[0])
         folder = self.folder / f"node-{len(self.nodes)}"
-        self.nodes.append(Node(folder, OTHER if rank else LEADER, settings))
+        self.nodes.append(Node(folder, self.addresses[rank], settings))
         return self.nodes[-1]
 
     def both(self, **options: Any) -> tuple[Node, Node]:
@@ -68,6 +69,24 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     yield node_pair
     for node in node_pair.nodes:
         node.close()
+
+
+def test_a_group_serves_over_ipv6(connect: Callable[[str], Any], tmp_path: Path) -> None:
+    """The nodes' messages, the plans and the process group of the ranks all use IPv6 addresses."""
+    group = Pair(tmp_path, "::1", "::1")
+    try:
+        leader, follower = group.both()
+        gateway = connect(leader.get("/readyz")["wire"])
+        gateway.generate(1, prompt=[7, 8, 9], max_tokens=20, ignore_eos=True, temperature=0.0)
+        gateway.until(lambda: 1 in gateway.ends, SECONDS)
+        assert len(gateway.tokens[1]) == 20
+        connections = psutil.Process(follower.rank.pid).net_connections("tcp")
+        assert any(item.raddr and item.raddr.ip == "::1" for item in connections)
+        follower.process.send_signal(signal.SIGTERM)
+        assert (leader.ended(), follower.ended()) == ((0, ""), (0, ""))
+    finally:
+        for node in group.nodes:
+            node.close()
 
 
 def test_a_group_serves_the_tokens_of_a_single_rank_and_drains_as_a_whole(

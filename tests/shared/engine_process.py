@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from mizzen.common.addresses import join_address
 from mizzen.common.options import flag
 from ports import free_ports
 
@@ -56,7 +57,9 @@ class EngineProcess:
     def get(self, path: str) -> dict[str, Any]:
         """Return the JSON body at a path; an empty object if the engine does not answer."""
         try:
-            with urllib.request.urlopen(f"http://{self.address}:{self.port}{path}", timeout=5) as reply:
+            with urllib.request.urlopen(
+                f"http://{join_address(self.address, self.port)}{path}", timeout=5
+            ) as reply:
                 return json.loads(reply.read())
         except urllib.error.HTTPError as error:
             return json.loads(error.read())

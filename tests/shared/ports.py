@@ -6,6 +6,8 @@ import itertools
 import os
 import socket
 
+from mizzen.common.addresses import address_family
+
 FIRST_PORT, PORTS, PORTS_EACH = 20_000, 12_000, 600
 """First port and size of the range of ports, and number of ports for each pytest worker.
 
@@ -38,7 +40,7 @@ def free_ports(address: str = "127.0.0.1", count: int = 1) -> int:
 
 
 def _free(address: str, port: int) -> bool:
-    with socket.socket() as probe:
+    with socket.socket(address_family(address)) as probe:
         try:
             probe.bind((address, port))
         except OSError:
