@@ -14,6 +14,7 @@ Each object has a name and arguments. A single object without a list is accepted
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -128,9 +129,9 @@ class FencedListParser(BareListParser):
         super().__init__(tools, stop)
         self._closing = False
 
+    @abstractmethod
     def _opened_fence(self) -> bool:
         """Return whether the call that has just ended was in a code block."""
-        raise NotImplementedError
 
     def _parse_between_calls(self, text: str) -> str:
         if self._closing and not self._in_list:
