@@ -29,7 +29,7 @@ OPTIONS = EngineOptions(model="m")
 
 
 def inspect(config: dict[str, Any], gpu: float = 0, tensor: int = 1, **options: Any) -> Inspection:
-    """Inspect a model with this config.json on GPUs with `gpu` GiB; 0 stands for no GPU."""
+    """Inspect a model with this config.json on GPUs with `gpu` GiB, or on no GPU if `gpu` is 0."""
     return inspect_model(
         ModelFiles(name="m", fields=Fields(config)),
         replace(OPTIONS, **options),

@@ -9,14 +9,7 @@ import msgspec
 
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.loading.validate import check_model, resolve_precision
-from mizzen.inspection.memory import (
-    ELEMENT_BYTES,
-    MemoryFit,
-    count_loaded,
-    fit_memory,
-    kv_bytes_per_token,
-    kv_element_bytes,
-)
+from mizzen.inspection.memory import MemoryFit, count_loaded, element_bytes, estimate_need, fit_memory
 from mizzen.inspection.model_files import ModelFiles, WeightFiles
 from mizzen.layers.sharding import SUGGESTED_SIZES, check_shardable
 from mizzen.models.config import ModelConfig
@@ -41,7 +34,7 @@ class TensorSize(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class AttentionLayers(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """Layers with the same kind of attention; a sliding window of None tokens stands for full attention."""
+    """Layers with the same kind of attention; `window` is in tokens, or None for full attention."""
 
     count: int
     window: int | None
@@ -59,10 +52,10 @@ class Inspection(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
             Transformers, or "none".
         estimated: whether the sizes are estimates, and the engine decides about the model when it starts.
         served: whether the engine serves the model.
-        reason: why it does not, and what would work; empty if the model is served.
+        reason: reason why the engine does not serve the model, and a remedy; empty if it does.
         text_only: whether only the text part of the model is served.
         generates: whether the model generates text; otherwise it only computes embeddings.
-        features: what differs from a Llama.
+        features: differences from a Llama.
         parameters: number of parameters that are loaded; 0 if it is unknown.
         dtype: data type of the weights in memory.
         weight_bytes: bytes of all weights in memory.
@@ -144,10 +137,12 @@ def inspect_model(
         problem = files.weights.find_problem(files.name, config)
     if problem:
         return msgspec.structs.replace(result, reason=problem)
-    check_model(replace(options, tensor=1), config)
-    weights = files.weights
-    sizes = tuple(tensor_size(config, weights, options, tensor) for tensor in tensors)
-    parameters, dtype = count_loaded(config, weights), resolve_precision(options, config)
+    options = replace(options, tensor=1)
+    check_model(options, config)
+    weights, parameters = files.weights, count_loaded(config, files.weights)
+    kv_bytes = estimate_need(config, options).token_bytes
+    groups = [replace(options, tensor=tensor) for tensor in tensors]
+    sizes = tuple(tensor_size(config, weights, group) for group in groups)
     return msgspec.structs.replace(
         result,
         implementation=config.implementation,
@@ -157,23 +152,16 @@ def inspect_model(
         generates=config.generates,
         features=list_features(config) if config.implementation == "native" else (),
         parameters=parameters,
-        dtype=dtype,
-        weight_bytes=parameters * ELEMENT_BYTES[dtype],
-        kv_bytes_per_token=kv_bytes_per_token(config, kv_element_bytes(config, options)),
-        layers=list_layers(config, options),
+        dtype=resolve_precision(options, config),
+        weight_bytes=parameters * element_bytes(config, options),
+        kv_bytes_per_token=kv_bytes,
+        layers=list_layers(config, kv_bytes),
         context_length=config.context_length,
         tensor_sizes=sizes,
         gpu=gpu,
         memory_fits=tuple(
-            fit_memory(
-                config,
-                weights,
-                replace(options, tensor=size.tensor),
-                memory,
-                name=gpu,
-                context=options.context_length,
-            )
-            for size in sizes
+            fit_memory(config, weights, group, memory, name=gpu, context=options.context_length)
+            for group, size in zip(groups, sizes, strict=True)
             if gpu and size.possible and parameters
         ),
     )
@@ -185,29 +173,34 @@ def read_names(fields: Fields | None) -> tuple[str, ...]:
     return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
 
-def tensor_size(
-    config: ModelConfig, weights: WeightFiles | None, options: EngineOptions, tensor: int
-) -> TensorSize:
-    """Return whether `tensor` GPUs can share a model, and what each of them holds."""
+def tensor_size(config: ModelConfig, weights: WeightFiles | None, options: EngineOptions) -> TensorSize:
+    """Return whether `options.tensor` GPUs can share a model, and the bytes that each GPU holds."""
+    tensor = options.tensor
     try:
         check_shardable(config, tensor)
     except ValueError as error:
         return TensorSize(tensor=tensor, possible=False, reason=str(error))
     if config.expert_width and tensor > 1:
         return TensorSize(tensor=tensor, possible=False, reason=ONE_GPU)
-    element = ELEMENT_BYTES[resolve_precision(options, config)]
     return TensorSize(
         tensor=tensor,
         possible=True,
-        weight_bytes=count_loaded(config, weights, tensor) * element,
-        kv_bytes_per_token=kv_bytes_per_token(config, kv_element_bytes(config, options), tensor),
+        weight_bytes=count_loaded(config, weights, tensor) * element_bytes(config, options),
+        kv_bytes_per_token=estimate_need(config, options).token_bytes,
     )
 
 
-def list_layers(config: ModelConfig, options: EngineOptions) -> tuple[AttentionLayers, ...]:
-    """Return the layers of a model with full attention, and those with each sliding window."""
+def list_layers(config: ModelConfig, kv_bytes: int) -> tuple[AttentionLayers, ...]:
+    """Return the layers of a model, grouped by their sliding windows.
+
+    Layers with a sliding window keep the keys and values of all tokens, as layers with full attention do.
+
+    Args:
+        config: Configuration of the model.
+        kv_bytes: Bytes of the KV of one token in all layers.
+    """
     windows = sorted(set(config.windows), key=lambda window: window or 0)
-    one_layer = kv_bytes_per_token(config, kv_element_bytes(config, options)) // config.layers
+    one_layer = kv_bytes // config.layers
     return tuple(
         AttentionLayers(
             count=config.windows.count(window),

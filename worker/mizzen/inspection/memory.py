@@ -48,17 +48,15 @@ class MemoryFit(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     message: str
 
 
-def kv_element_bytes(config: ModelConfig, options: EngineOptions) -> int:
-    """Return the number of bytes of an element of the KV cache."""
-    return 1 if options.kv_cache_dtype == "fp8" else ELEMENT_BYTES[resolve_precision(options, config)]
+def element_bytes(config: ModelConfig, options: EngineOptions) -> int:
+    """Return the number of bytes of an element of the weights and activations."""
+    return ELEMENT_BYTES[resolve_precision(options, config)]
 
 
-def kv_bytes_per_token(config: ModelConfig, element: int, ranks: int = 1) -> int:
-    """Return the bytes of one token's KV on one rank, with `element` bytes an element.
-
-    Layers with a sliding window keep the keys and values of all tokens, like the others.
-    """
-    return 2 * config.layers * max(1, config.kv_heads // ranks) * config.head_dim * element
+def estimate_need(config: ModelConfig, options: EngineOptions) -> MemoryNeed:
+    """Return the engine's estimate of what KV and the largest step need on each of `options.tensor` ranks."""
+    element = element_bytes(config, options)
+    return MemoryNeed.estimate(config, options, element, 1 if options.kv_cache_dtype == "fp8" else element)
 
 
 def count_loaded(config: ModelConfig, weights: WeightFiles | None, ranks: int = 1) -> int:
@@ -103,9 +101,8 @@ def fit_memory(
         context: Wanted number of prompt and output tokens of a request; the model's limit by default.
     """
     ranks = options.tensor
-    element = ELEMENT_BYTES[resolve_precision(options, config)]
-    weight_bytes = count_loaded(config, weights, ranks) * element
-    need = MemoryNeed.estimate(config, options, element, kv_element_bytes(config, options))
+    weight_bytes = count_loaded(config, weights, ranks) * element_bytes(config, options)
+    need = estimate_need(config, options)
     step = need.step_bytes + need.graph_bytes + RESERVED_BYTES
     available = int(memory * options.memory_fraction)
     page_bytes = options.page_size * need.token_bytes
