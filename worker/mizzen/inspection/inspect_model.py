@@ -14,7 +14,7 @@ from mizzen.inspection.model_files import ModelFiles, WeightFiles
 from mizzen.layers.sharding import SUGGESTED_SIZES, check_shardable
 from mizzen.models.config import ModelConfig
 from mizzen.models.features import list_features
-from mizzen.models.hf_fields import ConfigError, Fields
+from mizzen.models.hf_fields import ConfigError
 from mizzen.models.model_families import find_family
 from mizzen.models.registry import READERS, read_model
 from mizzen.models.transformers_backend.installed import check_installed
@@ -116,7 +116,7 @@ def inspect_model(
         ValueError: The model does not support one of the options; the message names it.
     """
     fields = files.fields
-    names = read_names(fields)
+    names = tuple(fields.strings("architectures")) if fields else ()
     family = next((found.name for name in names if (found := find_family(name)) is not None), "")
     result = Inspection(
         model=files.name,
@@ -165,12 +165,6 @@ def inspect_model(
             if gpu and size.possible and parameters
         ),
     )
-
-
-def read_names(fields: Fields | None) -> tuple[str, ...]:
-    """Return the architectures that config.json lists; other values than names are left out."""
-    names = fields.values.get("architectures") if fields else None
-    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
 
 def tensor_size(config: ModelConfig, weights: WeightFiles | None, options: EngineOptions) -> TensorSize:

@@ -110,6 +110,11 @@ class Fields:
             raise self.error(name, "must be true or false")
         return value
 
+    def strings(self, name: str) -> list[str]:
+        """Read the strings of a list; other elements are left out, and another value has none."""
+        value = self.values.get(name)
+        return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
     def child(self, name: str) -> Fields:
         """Read a nested object; a missing or null field yields an empty object.
 

@@ -48,19 +48,18 @@ def read_model(fields: Fields, implementation: str = "auto") -> ModelConfig:
         ConfigError: a field is missing, invalid or not supported. The message names the field; for an unknown
             architecture, it says what is not supported, or lists the supported ones.
     """
-    listed = fields.values.get("architectures")
-    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
-    native = implementation != "transformers" and any(name in SUPPORTED for name in names)
+    names = fields.strings("architectures")
+    known = any(name in SUPPORTED for name in names)
     generating = next((name for name in names if name.endswith(GENERATING)), None)
     if implementation == "native":
         return read_native(fields, generating)
-    if implementation == "transformers" and generating is None and any(name in SUPPORTED for name in names):
+    if implementation == "transformers" and generating is None and known:
         raise fields.unsupported(
             "architectures",
             f"lists {', '.join(names)}, but --model-implementation transformers serves only architectures "
             f"whose names end with {' or '.join(GENERATING)}: use --model-implementation auto",
         )
-    if native or generating is None:
+    if generating is None or (known and implementation != "transformers"):
         return read_fields(fields)
     return read_generic_config(fields, generating)
 
@@ -75,11 +74,10 @@ def read_native(fields: Fields, generating: str | None) -> ModelConfig:
     Raises:
         ConfigError: see `read_model`; the message says whether Transformers may serve the model.
     """
-    names = fields.values.get("architectures")
     try:
         return read_fields(fields)
     except ConfigError as error:
-        if generating is None or any(name in SUPPORTED for name in names or ()):
+        if generating is None or any(name in SUPPORTED for name in fields.strings("architectures")):
             raise
         try:
             read_generic_config(fields, generating)

@@ -67,7 +67,7 @@ def explain_unsupported(fields: Fields, supported: str) -> ConfigError:
         supported: Names of the supported architectures, for the message.
     """
     listed = fields.values.get("architectures")
-    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    names = fields.strings("architectures")
     for explain in EXPLANATIONS:
         if (error := explain(fields, names)) is not None:
             return error
@@ -184,7 +184,7 @@ def explain_layers(fields: Fields) -> ConfigError | None:
 
     Experts and a repository's own code are no reasons against it.
     """
-    names = [name for name in fields.values["architectures"] if isinstance(name, str)]
+    names = fields.strings("architectures")
     reasons = (explain(fields, names) for explain in EXPLANATIONS if explain not in NATIVE_ONLY)
     return next((reason for reason in reasons if reason is not None), None)
 
