@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mizzen.models.config import ModelConfig
-from mizzen.models.hf_fields import ConfigError, Fields
+from mizzen.models.hf_fields import ConfigError, Fields, parse_object
 from mizzen.weights.checkpoint_files import (
     INDEX,
     SINGLE,
@@ -143,12 +141,7 @@ def read_listing(name: str, sizes: Mapping[str, int], contents: Mapping[str, byt
         if problem:
             return ModelFiles(name=name, fields=None, problem=problem)
         raise ConfigError(f"{name} has no config.json: name the repository or folder of a model")
-    try:
-        values: Any = json.loads(contents["config.json"])
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"config.json of {name} cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"config.json of {name} must contain a JSON object")
+    values = parse_object(contents["config.json"], f"config.json of {name}")
     if not problem and set(sizes) != {"config.json"} and not {INDEX, SINGLE} & set(sizes):
         problem = explain_missing(name)
     size = sum(count for path, count in sizes.items() if is_weight_file(path))

@@ -21,6 +21,21 @@ def show_value(value: object) -> str:
     return shown if len(shown) <= SHOWN else shown[:SHOWN] + "…"
 
 
+def parse_object(content: str | bytes, source: str) -> dict[str, Any]:
+    """Parse the content of a JSON file; `source` names the file in errors.
+
+    Raises:
+        ConfigError: the content is not a JSON object.
+    """
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{source} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{source} must contain a JSON object")
+    return values
+
+
 class Fields:
     """A JSON object of a config.json, with typed access to its fields."""
 
@@ -37,14 +52,12 @@ class Fields:
         """
         path = folder / name
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            content = path.read_text(encoding="utf-8")
         except FileNotFoundError:
             raise ConfigError(f"{folder} has no {name}: give the folder of a model") from None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read: {error}") from error
-        if not isinstance(values, dict):
-            raise ConfigError(f"{path} must contain a JSON object")
-        return cls(values, str(path))
+        return cls(parse_object(content, str(path)), str(path))
 
     def error(self, name: str, rule: str) -> ConfigError:
         """Return an error that names a field, the `rule` it violates ("must be true"), and its value."""
