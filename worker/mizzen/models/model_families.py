@@ -50,6 +50,11 @@ class Family:
     readers: Mapping[str, ConfigReader]
     text_parts: tuple[str, ...] = field(default=())
 
+    @property
+    def headless_readers(self) -> Mapping[str, ConfigReader]:
+        """Config reader by name of the architecture, for checkpoints without output head."""
+        return {name.replace("ForCausalLM", "Model"): read for name, read in self.readers.items()}
+
 
 FAMILIES: tuple[Family, ...] = (
     Family("Apertus", "Apertus 8B and 70B", {apertus.ARCHITECTURE: apertus.parse_config}),
@@ -113,7 +118,6 @@ FAMILIES: tuple[Family, ...] = (
 
 def find_family(architecture: str) -> Family | None:
     """Return the family of an architecture, which may lack the output head or be one for images."""
-    name = architecture
-    if name.endswith("Model"):
-        name = f"{name.removesuffix('Model')}ForCausalLM"
-    return next((f for f in FAMILIES if name in f.readers or architecture in f.text_parts), None)
+    return next(
+        (f for f in FAMILIES if architecture in {*f.readers, *f.headless_readers, *f.text_parts}), None
+    )

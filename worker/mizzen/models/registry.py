@@ -17,7 +17,7 @@ READERS: dict[str, ConfigReader] = {
 }
 """Config reader for each name that config.json may list under `architectures`."""
 HEADLESS_READERS: dict[str, ConfigReader] = {
-    name.replace("ForCausalLM", "Model"): read for name, read in READERS.items()
+    name: reader for family in FAMILIES for name, reader in family.headless_readers.items()
 }
 """Config reader by name of the architecture, for embedding models, whose checkpoints have no output head."""
 
