@@ -109,6 +109,7 @@ LINE_ENDS = character_set(0x0A, 0x0D, 0x2028, 0x2029)
 CONTROL_ESCAPES = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "v": 0x0B}
 
 _COUNTS = re.compile(r"\{(\d+)(?:(,)(\d*))?\}", re.ASCII)
+_NO_LOW_COUNT = re.compile(r"\{,\d+\}")
 _HEX = re.compile("[0-9A-Fa-f]+")
 
 
@@ -193,13 +194,14 @@ class _Parser:
                 return counts
         found = _COUNTS.match(self.pattern, self.index)
         if found is None:
-            if re.compile(r"\{,\d+\}").match(self.pattern, self.index):
+            if _NO_LOW_COUNT.match(self.pattern, self.index):
                 self.fail("may not have {,n}: write {0,n}")
             return None
         self.index = found.end()
-        low = int(found[1]) if len(found[1]) < 9 else MAX_COUNT + 1
-        high = low if found[2] is None else int(found[3]) if found[3] and len(found[3]) < 9 else None
-        if max(low, high or 0) > MAX_COUNT or len(found[3] or "") >= 9:
+        low = high = read_count(found[1])
+        if found[2]:
+            high = read_count(found[3]) if found[3] else None
+        if max(low, high or 0) > MAX_COUNT:
             self.fail(f"repeats more than {MAX_COUNT} times")
         if high is not None and high < low:
             self.fail(f"has a repetition {found[0]} whose first count is the larger one")
@@ -295,6 +297,11 @@ class _Parser:
         if not letter or letter.isalnum() or ord(letter) > 127:
             self.fail(f"may not have \\{letter}")
         return self.single(ord(letter))
+
+
+def read_count(digits: str) -> int:
+    """Return a count of a repetition; MAX_COUNT + 1 for one with more than eight digits."""
+    return int(digits) if len(digits) < 9 else MAX_COUNT + 1
 
 
 def is_single(ranges: Ranges) -> bool:
