@@ -110,10 +110,9 @@ class _Placeholders:
             return schema
         if "$ref" in schema:
             return {"$ref": self._reference(schema["$ref"])}
-        for name in ("enum", "const"):
-            if name in schema:
-                values = schema["enum"] if name == "enum" else [schema["const"]]
-                return {"enum": [self._value(value) for value in values]}
+        if "enum" in schema or "const" in schema:
+            values = schema["enum"] if "enum" in schema else [schema["const"]]
+            return {"enum": [self._value(value) for value in values]}
         kept = {key: value for key, value in schema.items() if key not in ("$defs", "definitions")}
         self._prepare_string(kept)
         self._prepare_numbers(kept)

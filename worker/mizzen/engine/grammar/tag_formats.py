@@ -5,7 +5,7 @@ xgrammar would convert them differently from those of other grammars, and less e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from mizzen.common.json_schema import LENGTHS
@@ -47,9 +47,9 @@ def convert_formats(tag: Any) -> Any:
         return [convert_formats(part) for part in tag]
     if not isinstance(tag, dict):
         return tag
-    convert = _converter(tag)
-    if convert is not None:
-        return {"type": "grammar", "grammar": convert()}
+    rules = _convert_format(tag)
+    if rules is not None:
+        return {"type": "grammar", "grammar": rules}
     return {
         key: bound_strings_by_pattern(part) if key == "json_schema" else convert_formats(part)
         for key, part in tag.items()
@@ -75,14 +75,14 @@ def bound_strings_by_pattern(schema: Any) -> Any:
     return kept | {"pattern": rf'^[^\x00-\x1f"\\<]{{{int(low)},{"" if high is None else int(high)}}}$'}
 
 
-def _converter(part: dict[str, Any]) -> Callable[[], str] | None:
-    """Return a function that converts a format to EBNF rules; None if it stays as it is."""
+def _convert_format(part: dict[str, Any]) -> str | None:
+    """Return the EBNF rules of a format; None if the format stays as it is."""
     if part.get("type") == "regex":
-        return lambda: regex_to_ebnf(_pattern(part))
+        return regex_to_ebnf(_pattern(part))
     is_schema = part.get("type") == "json_schema" and "json_schema" in part
     if not is_schema or part.get("style", "json") != "json" or part.keys() - _SCHEMA_FIELDS:
         return None
-    return lambda: json_schema_to_ebnf(part["json_schema"], part.get("max_whitespace_cnt"))
+    return json_schema_to_ebnf(part["json_schema"], part.get("max_whitespace_cnt"))
 
 
 def _pattern(part: dict[str, Any]) -> str:
