@@ -7,6 +7,7 @@ memory, and few variables of the environment; it is not a sandbox. The cache fol
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import os
@@ -17,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mizzen.common.cache import cache_dir
+from mizzen.common.cache import cache_dir, write_atomically
 
 FILE = "tokenizer.json"
 SOURCES = ("tekken.json", "tokenizer.model")
@@ -59,7 +60,8 @@ def read_tokenizer_json(folder: Path) -> bytes | None:
         content = _convert(folder, source)
     except OSError as error:
         raise TokenizerConversionError(f"{folder / source} cannot be converted: {error}") from error
-    _store(cached, content)
+    with contextlib.suppress(OSError):  # the cache folder may not be writable
+        write_atomically(cached, content, shared=True)
     return content
 
 
@@ -131,19 +133,3 @@ def _describe_failure(run: subprocess.CompletedProcess[bytes]) -> str:
     if run.returncode == 1 and lines:
         return lines[-1][:500]
     return f"the process ended with status {run.returncode}"
-
-
-def _store(path: Path, content: bytes) -> None:
-    """Write a file atomically; do nothing if the cache folder is not writable."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent)
-    except OSError:
-        return
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            os.fchmod(handle, 0o644)  # all users may read a cache that they share
-        os.replace(name, path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)

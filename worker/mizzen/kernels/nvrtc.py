@@ -11,8 +11,6 @@ import ctypes
 import functools
 import hashlib
 import logging
-import os
-import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +18,7 @@ from typing import Any
 
 import torch
 
-from mizzen.common.cache import cache_dir
+from mizzen.common.cache import cache_dir, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -76,23 +74,6 @@ def compile_cubin(
     code = b" " * check_status(nvrtc.nvrtcGetCUBINSize(program), name)
     check_status(nvrtc.nvrtcGetCUBIN(program, code), name)
     return code
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file completely or not at all, even if other processes write it concurrently.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        try:
-            file.write(content)
-            file.flush()
-            os.replace(file.name, path)
-        except OSError:
-            os.unlink(file.name)
-            raise
 
 
 def load_or_compile_cubin(
