@@ -26,7 +26,6 @@ OPTIONS = (
     "page_size",
 )
 """Options of the engine that change the implementation of a model or the memory which it needs."""
-MANIFEST = ".mizzen.json"
 
 
 def _inspect(
@@ -95,6 +94,7 @@ def read_model(text: str) -> ModelFiles:
         ConfigError: config.json is missing or cannot be read.
         typer.BadParameter: the model cannot be found.
     """
+    from mizzen.fetch.store import MANIFEST
     from mizzen.inspection.model_files import ModelFiles, read_config_file, read_folder
     from mizzen.weights.checkpoint_files import describe_gguf
 
