@@ -13,18 +13,21 @@ from typing import Any
 from mizzen_operator.api import labels, reasons
 from mizzen_operator.pods.termination_cause import MESSAGE_PREFIXES
 
-FAILING_WAIT_REASONS = frozenset(
+IMAGE_REASONS = frozenset(
     {
-        reasons.CRASH_LOOP_BACK_OFF,
-        reasons.CREATE_CONTAINER_CONFIG_ERROR,
-        reasons.CREATE_CONTAINER_ERROR,
         reasons.ERR_IMAGE_NEVER_PULL,
         reasons.ERR_IMAGE_PULL,
         reasons.IMAGE_PULL_BACK_OFF,
         reasons.INVALID_IMAGE_NAME,
-        reasons.RUN_CONTAINER_ERROR,
     }
 )
+"""Reasons of waiting containers whose image cannot be pulled."""
+FAILING_WAIT_REASONS = IMAGE_REASONS | {
+    reasons.CRASH_LOOP_BACK_OFF,
+    reasons.CREATE_CONTAINER_CONFIG_ERROR,
+    reasons.CREATE_CONTAINER_ERROR,
+    reasons.RUN_CONTAINER_ERROR,
+}
 """Reasons of waiting containers that will not run until the spec, or the cluster, is changed."""
 NODE_LOST_REASONS = frozenset({reasons.DELETION_BY_TAINT_MANAGER, reasons.DELETION_BY_POD_GC})
 """Reasons of a pod's condition DisruptionTarget if its node is unreachable or was removed."""

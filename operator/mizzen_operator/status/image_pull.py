@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from mizzen_operator.api import reasons
 from mizzen_operator.api.types import InferenceService
-
-_REASONS = frozenset(
-    {
-        reasons.ERR_IMAGE_NEVER_PULL,
-        reasons.ERR_IMAGE_PULL,
-        reasons.IMAGE_PULL_BACK_OFF,
-        reasons.INVALID_IMAGE_NAME,
-    }
-)
+from mizzen_operator.pods.container_state import IMAGE_REASONS
 
 
 def explain_image_pull(service: InferenceService, image: str, reason: str, message: str) -> str:
@@ -24,7 +15,7 @@ def explain_image_pull(service: InferenceService, image: str, reason: str, messa
         reason: reason of the pod's problem.
         message: the kubelet's message.
     """
-    if reason not in _REASONS or image not in message:
+    if reason not in IMAGE_REASONS or image not in message:
         return message
     source = "spec.engine.image" if service.engine.image else "the chart's value images.engine"
     advice = f"{source} names the image: correct it, or name a Secret in spec.podTemplate.imagePullSecrets"
