@@ -56,8 +56,15 @@ def pod_spec(code: str, container: dict[str, Any] | None = None, **spec: Any) ->
     return {"containers": [main], "restartPolicy": "Never", "terminationGracePeriodSeconds": 5, **spec}
 
 
-def condition(pod: dict[str, Any], kind: str) -> dict[str, Any]:
-    return next((item for item in pod["status"].get("conditions", ()) if item["type"] == kind), {})
+def condition(obj: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Return a condition of an object; empty before the object has it."""
+    return next((item for item in obj.get("status", {}).get("conditions", ()) if item["type"] == kind), {})
+
+
+def pod_url(pod: dict[str, Any]) -> str:
+    """Return the URL of the port `http` of a pod's first container."""
+    ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
+    return f"http://{pod['status']['podIP']}:{ports['http']}"
 
 
 def container(pod: dict[str, Any]) -> dict[str, Any]:

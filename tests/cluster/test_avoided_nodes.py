@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from local_node_kit import Space, eventually
+from local_node_kit import Space, condition, eventually, pod_url
 from prometheus_client.parser import text_string_to_metric_families
 
 from mizzen_local.kubectl import KubectlError
@@ -87,17 +87,14 @@ def avoided_nodes(cluster: Any, namespace: str) -> float:
     """Return the operator's metric for the services of a namespace."""
     selector = "app.kubernetes.io/component=operator"
     [pod] = cluster.get("pods", "-n", "mizzen-system", "-l", selector)["items"]
-    ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
-    url = f"http://{pod['status']['podIP']}:{ports['http']}/metrics"
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(f"{pod_url(pod)}/metrics", timeout=10) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     found = next(family for family in families if family.name == "mizzen_operator_avoided_nodes")
     return sum(sample.value for sample in found.samples if sample.labels["namespace"] == namespace)
 
 
 def scheduled(space: Space) -> dict[str, Any]:
-    conditions = space.get("infsvc", "demo").get("status", {}).get("conditions", [])
-    return next((entry for entry in conditions if entry["type"] == "Scheduled"), {})
+    return condition(space.get("infsvc", "demo"), "Scheduled")
 
 
 def test_a_node_that_lost_two_gpus_gets_no_third_group(cluster: Any, space: Space) -> None:

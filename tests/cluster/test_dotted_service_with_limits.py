@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 import yaml
-from local_node_kit import eventually
+from local_node_kit import eventually, pod_url
 
 from demo_model import QUESTION, trained_answer
 
@@ -47,8 +47,7 @@ def gateway_urls(cluster: Any) -> list[str]:
     """Return the base URLs of the ready gateway pods, without the Service."""
     pods = cluster.get("pods", "-n", SPACE, "-l", "mizzen.dev/component=gateway")["items"]
     ready = [pod for pod in pods if pod["status"]["containerStatuses"][0]["ready"]]
-    ports = {port["name"]: port["containerPort"] for port in pods[0]["spec"]["containers"][0]["ports"]}
-    return [f"http://{pod['status']['podIP']}:{ports['http']}/v1" for pod in ready]
+    return [f"{pod_url(pod)}/v1" for pod in ready]
 
 
 def send(client: httpx.Client, url: str) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 import openai
 import psutil
 import pytest
+from local_node_kit import pod_url
 from prometheus_client.parser import text_string_to_metric_families
 
 from demo_model import QUESTION, STORY, trained_answer
@@ -188,10 +189,7 @@ def test_a_spec_change_replaces_the_group_without_a_gap(demo: Any) -> None:
 
 def metric(pod: dict[str, Any], name: str) -> float:
     """Return the sum of all samples of a metric that an engine's pod exports."""
-    ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
-    with urllib.request.urlopen(
-        f"http://{pod['status']['podIP']}:{ports['http']}/metrics", timeout=10
-    ) as answer:
+    with urllib.request.urlopen(f"{pod_url(pod)}/metrics", timeout=10) as answer:
         families = text_string_to_metric_families(answer.read().decode())
         samples = [sample for family in families for sample in family.samples]
         return sum(sample.value for sample in samples if sample.name == name)
