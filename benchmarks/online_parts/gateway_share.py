@@ -95,13 +95,13 @@ def summarize_share(
     engine.
     """
     added, gateway, engine = (after[name].minus(before[name]) for name in NAMES)
-    means = gateway.mean(), engine.mean()
-    token = None if None in means else means[0] - means[1]  # type: ignore[operator]
+    at_gateway, at_engine = gateway.mean(), engine.mean()
+    token = None if at_gateway is None or at_engine is None else at_gateway - at_engine
     seconds = {
         "first_token_p50": added.quantile(0.5),
         "first_token_p99": added.quantile(0.99),
         "per_token_mean": token,
-        "engine_per_token_mean": means[1],
+        "engine_per_token_mean": at_engine,
     }
     return {name: None if value is None else value * 1e3 for name, value in seconds.items()}
 
