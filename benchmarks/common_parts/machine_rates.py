@@ -76,10 +76,9 @@ def measure() -> MachineRates:
     """Return the rates of the current GPU."""
     import torch
 
-    columns = MATRIX
-    source = torch.randn(BUFFER_BYTES // 2 // columns, columns, dtype=torch.bfloat16, device="cuda")
+    source = torch.randn(BUFFER_BYTES // 2 // MATRIX, MATRIX, dtype=torch.bfloat16, device="cuda")
     target = torch.empty_like(source)
-    vector = torch.randn(columns, dtype=torch.bfloat16, device="cuda")
+    vector = torch.randn(MATRIX, dtype=torch.bfloat16, device="cuda")
     words = source.view(torch.int32)
     seconds_per_byte = min(
         median_seconds(lambda: target.copy_(source)) / (2 * BUFFER_BYTES),
