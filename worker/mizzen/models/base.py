@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +17,7 @@ from mizzen.attention.base import StepAttention
 from mizzen.layers.attention import ForwardContext
 from mizzen.layers.context import BuildContext
 from mizzen.layers.embedding import Head, TiedHead, TokenEmbedding
+from mizzen.layers.linear_methods.base import without_prefill_fusion
 from mizzen.layers.norm import make_norm
 from mizzen.layers.rope import RotaryEmbedding
 from mizzen.layers.weight_target import WeightTarget
@@ -124,21 +125,13 @@ class DecoderModel:
         sinks = [layer.attention.sinks for layer in self.layers if layer.attention.sinks is not None]
         return torch.stack(sinks) if sinks else None
 
-    @contextmanager
-    def without_fused_swiglu(self) -> Iterator[None]:
+    def without_fused_swiglu(self) -> AbstractContextManager[None]:
         """Disable the fused gate-up SwiGLU kernel of prefills in a `with` block that profiles peak memory.
 
         The profiled batch is the largest, and may use this kernel. A slightly smaller batch that does not use
         it may need more memory.
         """
-        methods = [layer.mlp.gate_up.method for layer in self.layers]
-        for method in methods:
-            method.set_prefill_fusion(False)
-        try:
-            yield
-        finally:
-            for method in methods:
-                method.set_prefill_fusion(True)
+        return without_prefill_fusion([layer.mlp.gate_up.method for layer in self.layers])
 
     def kernel_specs(self, batch_sizes: Collection[int]) -> set[KernelSpec]:
         """Return the specs of the GEMM kernels for these batch sizes; all layers use the same kernels."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -167,3 +168,15 @@ class LinearMethod(ABC):
 
 LinearFactory = Callable[[LinearSpec], LinearMethod]
 """Function that makes the linear method of one layer."""
+
+
+@contextmanager
+def without_prefill_fusion(methods: Sequence[LinearMethod]) -> Iterator[None]:
+    """Forbid the kernels of `LinearMethod.set_prefill_fusion` in a `with` block."""
+    for method in methods:
+        method.set_prefill_fusion(False)
+    try:
+        yield
+    finally:
+        for method in methods:
+            method.set_prefill_fusion(True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from mizzen.attention.base import StepAttention
 from mizzen.layers.context import BuildContext
-from mizzen.layers.linear_methods.base import GateActivation, LinearMethod
+from mizzen.layers.linear_methods.base import GateActivation, LinearMethod, without_prefill_fusion
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.config import ModelConfig
 from mizzen.models.hf_fields import ConfigError
@@ -166,17 +166,11 @@ class TransformersModel:
             return logits.to(self.dtype)
         return out if logits.data_ptr() == out.data_ptr() else out.copy_(logits)
 
-    @contextmanager
-    def without_fused_swiglu(self) -> Iterator[None]:
+    def without_fused_swiglu(self) -> AbstractContextManager[None]:
         """Disable the fused gate-up SwiGLU kernel of prefills; see `DecoderModel.without_fused_swiglu`."""
-        methods = [module.gate_up.method for module in self.replacements if isinstance(module, GatedMLP)]
-        for method in methods:
-            method.set_prefill_fusion(False)
-        try:
-            yield
-        finally:
-            for method in methods:
-                method.set_prefill_fusion(True)
+        return without_prefill_fusion(
+            [module.gate_up.method for module in self.replacements if isinstance(module, GatedMLP)]
+        )
 
     def kernel_specs(self, batch_sizes: Collection[int]) -> set[KernelSpec]:
         """Return the specs of the GEMM kernels for these batch sizes."""
