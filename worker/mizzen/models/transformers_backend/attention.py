@@ -6,7 +6,8 @@ one row of a batch: [1, heads, tokens, head_dim]. `PagedLayer` connects one modu
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AttentionInterface
@@ -21,20 +22,23 @@ ATTRIBUTE = "mizzen_attention"
 """Attribute of a Transformers module that holds its `AttentionLayer`."""
 
 
-class AttentionLayer(Protocol):
-    """Receiver of the attention calls of a module."""
+class AttentionInputs(NamedTuple):
+    """Arguments of an attention call of a Transformers module."""
 
-    def __call__(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        options: dict[str, Any],
-    ) -> torch.Tensor:
-        """Return the attention [1, tokens, heads, head_dim]; `options` are the keyword arguments."""
-        ...
+    module: torch.nn.Module
+    query: torch.Tensor
+    """Queries [1, heads, tokens, head_dim]."""
+    key: torch.Tensor
+    """Keys [1, kv_heads, tokens, head_dim]."""
+    value: torch.Tensor
+    """Values [1, kv_heads, tokens, head_dim]."""
+    mask: torch.Tensor | None
+    options: dict[str, Any]
+    """Other keyword arguments."""
+
+
+AttentionLayer = Callable[[AttentionInputs], torch.Tensor]
+"""Receiver of attention calls; returns the attention [1, tokens, heads, head_dim]."""
 
 
 def attend(
@@ -47,7 +51,7 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attend, as Transformers' attention interface requires; there are no attention weights to return."""
     layer: AttentionLayer = getattr(module, ATTRIBUTE)
-    return layer(module, query, key, value, attention_mask, options), None
+    return layer(AttentionInputs(module, query, key, value, attention_mask, options)), None
 
 
 def register() -> None:
@@ -120,32 +124,22 @@ class PagedLayer:
         self.pending = (q, k, cos, sin)
         return q, k
 
-    def __call__(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        options: dict[str, Any],
-    ) -> torch.Tensor:
-        """Store keys and values [1, kv_heads, tokens, d], and attend with queries [1, heads, tokens, d].
-
-        Returns:
-            The attention [1, tokens, heads, d].
+    def __call__(self, inputs: AttentionInputs) -> torch.Tensor:
+        """Store keys and values, and attend with queries; return the attention [1, tokens, heads, d].
 
         Raises:
             RuntimeError: the module made a mask, or changed tensors whose rotation is deferred. Both are
                 refused when the model is inspected.
         """
-        if mask is not None:
-            raise RuntimeError(f"{type(module).__name__} passes an attention mask, which it did not before")
-        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+        query, key, name = inputs.query, inputs.key, type(inputs.module).__name__
+        if inputs.mask is not None:
+            raise RuntimeError(f"{name} passes an attention mask, which it did not before")
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, inputs.value))
         pending, self.pending = self.pending, None
         if pending is None:
             return self.attend_rotated(q, k, v)[None]
         if pending[0] is not query or pending[1] is not key:
-            raise RuntimeError(f"{type(module).__name__} changes queries or keys after their rotation")
+            raise RuntimeError(f"{name} changes queries or keys after their rotation")
         _, _, cos, sin = pending
         if self.fused and isinstance(self.step.attend, StepAttention):
             return self.attend_fused(merge_heads(q, k, v), q.shape, cos, sin)[None]

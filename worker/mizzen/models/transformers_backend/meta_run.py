@@ -64,16 +64,9 @@ class Recorder:
         self.names = {module: name for name, module in model.named_modules()}
         self.calls: list[AttentionCall] = []
 
-    def __call__(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        options: dict[str, Any],
-    ) -> torch.Tensor:
+    def __call__(self, inputs: attention.AttentionInputs) -> torch.Tensor:
         """Record a call; return a result [1, tokens, heads, head_dim] on the meta device."""
+        module, query, key, value, mask, options = inputs
         name = self.names.get(module, type(module).__name__)
         check_options(name, options)
         check_shapes(name, query, key, value)

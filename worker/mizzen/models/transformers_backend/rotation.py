@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from mizzen.models.transformers_backend import recognition
+from mizzen.models.transformers_backend.attention import AttentionInputs
 from mizzen.models.transformers_backend.meta_run import run_on_meta
 
 
@@ -72,19 +73,11 @@ class IdentityCheck:
         self.rotated = (q, k)
         return q, k
 
-    def __call__(
-        self,
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        options: dict[str, Any],
-    ) -> torch.Tensor:
+    def __call__(self, inputs: AttentionInputs) -> torch.Tensor:
         """Compare the tensors of an attention call; return a result [1, tokens, heads, d]."""
         rotated, self.rotated = self.rotated, None
-        self.holds &= rotated is not None and rotated[0] is query and rotated[1] is key
-        return query.transpose(1, 2)
+        self.holds &= rotated is not None and rotated[0] is inputs.query and rotated[1] is inputs.key
+        return inputs.query.transpose(1, 2)
 
 
 def can_defer_rotation(model: Any, modules: Sequence[nn.Module]) -> bool:
