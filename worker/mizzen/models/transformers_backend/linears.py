@@ -34,7 +34,27 @@ class Replacement(nn.Module):
         return iter(())
 
 
-class LinearGroup(Replacement):
+class LinearModule(Replacement):
+    """Base class of modules with one linear layer of Mizzen."""
+
+    def __init__(self, linear: MergedColumnParallelLinear | RowParallelLinear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def targets(self) -> Iterator[WeightTarget]:
+        """Yield the destinations of the checkpoint's tensors."""
+        yield from self.linear.targets()
+
+    def finish(self) -> None:
+        """Prepare the loaded weights for the kernels."""
+        self.linear.method.finish()
+
+    def methods(self) -> Iterator[LinearMethod]:
+        """Yield the linear method."""
+        yield self.linear.method
+
+
+class LinearGroup(LinearModule):
     """Linear layers with the same input; each rank holds a shard of their output rows.
 
     `members` has a module for each layer. The first of them that is called computes all outputs in one GEMM;
@@ -43,8 +63,7 @@ class LinearGroup(Replacement):
 
     def __init__(self, linear: MergedColumnParallelLinear, sizes: Sequence[int]) -> None:
         """Wrap a merged layer; `sizes` are the numbers of output rows of its members on this rank."""
-        super().__init__()
-        self.linear = linear
+        super().__init__(linear)
         self.members = [LinearGroupMember(self, index) for index in range(len(sizes))]
         self.sizes = list(sizes)
         self.input: torch.Tensor | None = None
@@ -62,18 +81,6 @@ class LinearGroup(Replacement):
             raise RuntimeError("a merged projection has no result")
         return result
 
-    def targets(self) -> Iterator[WeightTarget]:
-        """Yield the destinations of the checkpoint's tensors."""
-        yield from self.linear.targets()
-
-    def finish(self) -> None:
-        """Prepare the loaded weights for the kernels."""
-        self.linear.method.finish()
-
-    def methods(self) -> Iterator[LinearMethod]:
-        """Yield the linear method."""
-        yield self.linear.method
-
 
 class LinearGroupMember(nn.Module):
     """One of the layers of a `LinearGroup`."""
@@ -88,36 +95,19 @@ class LinearGroupMember(nn.Module):
         return self._group[0].output(x, self.index)
 
 
-class ColumnLinear(Replacement):
+class ColumnLinear(LinearModule):
     """A linear layer; each rank holds a shard of its output rows, or all of them."""
-
-    def __init__(self, linear: MergedColumnParallelLinear) -> None:
-        super().__init__()
-        self.linear = linear
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply x [..., columns] by the weights; return this rank's outputs [..., rows]."""
         return apply_flat(self.linear, x)
 
-    def targets(self) -> Iterator[WeightTarget]:
-        """Yield the destinations of the checkpoint's tensors."""
-        yield from self.linear.targets()
 
-    def finish(self) -> None:
-        """Prepare the loaded weights for the kernels."""
-        self.linear.method.finish()
-
-    def methods(self) -> Iterator[LinearMethod]:
-        """Yield the linear method."""
-        yield self.linear.method
-
-
-class RowLinear(ColumnLinear):
+class RowLinear(LinearModule):
     """A linear layer; each rank holds a shard of its input columns, and outputs are summed over ranks."""
 
     def __init__(self, linear: RowParallelLinear, collectives: Collectives) -> None:
-        nn.Module.__init__(self)
-        self.linear = linear
+        super().__init__(linear)
         self.collectives = collectives
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
