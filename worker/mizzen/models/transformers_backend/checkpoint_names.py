@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from transformers.core_model_loading import Concatenate, MergeModulelist, Weight
 
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.hf_fields import ConfigError
+from mizzen.models.transformers_backend.parameters import whole_target
 
 
 def name_targets(
@@ -44,7 +46,7 @@ def name_targets(
         if model_name not in by_name:
             continue
         if pattern is None:
-            named += [rename(target, name) for target in groups.pop(model_name, ())]
+            named += [replace(target, name=name) for target in groups.pop(model_name, ())]
             continue
         target = by_name[model_name]
         converter = next(rule for rule in converters if pattern in rule.source_patterns)
@@ -55,17 +57,6 @@ def name_targets(
             raise ConfigError(f"the checkpoint lacks some of the tensors that make up {name}")
         del groups[name]
     return [*named, *(target for group in groups.values() for target in group)]
-
-
-def rename(target: WeightTarget, name: str) -> WeightTarget:
-    """Return a target for the checkpoint tensor `name`."""
-    return WeightTarget(
-        name=name,
-        shape=target.shape,
-        shard=target.shard,
-        destination=target.destination,
-        fill=target.fill,
-    )
 
 
 def part_target(target: WeightTarget, converter: WeightConverter, pattern: str, name: str) -> WeightTarget:
@@ -92,9 +83,7 @@ def part_target(target: WeightTarget, converter: WeightConverter, pattern: str, 
     destination = expert_rows(target.destination, pattern, name)
     if concatenates:
         destination = destination.chunk(len(sources))[sources.index(pattern)]
-    shape = tuple(destination.shape)
-    shard = tuple(slice(0, size) for size in shape)
-    return WeightTarget(name=name, shape=shape, shard=shard, destination=destination, fill=target.fill)
+    return whole_target(name, destination, target.fill)
 
 
 def expert_rows(parameter: torch.Tensor, pattern: str, name: str) -> torch.Tensor:
