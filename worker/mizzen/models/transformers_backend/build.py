@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
 from transformers.utils import logging
 
 from mizzen.models.hf_fields import ConfigError
@@ -122,13 +121,3 @@ def initialize_buffers(model: Any) -> None:
                 module._buffers[name] = torch.zeros_like(buffer, device="cpu")
     with torch.no_grad():
         model.initialize_weights()
-
-
-def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the buffers that belong to the checkpoint, by name."""
-    saved = {}
-    for prefix, module in model.named_modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and name not in module._non_persistent_buffers_set:
-                saved[f"{prefix}.{name}" if prefix else name] = buffer
-    return saved

@@ -11,7 +11,6 @@ from torch import nn
 
 from mizzen.layers.context import BuildContext
 from mizzen.layers.weight_target import WeightTarget
-from mizzen.models.transformers_backend.build import persistent_buffers
 
 
 def allocate_parameters(build: BuildContext, model: Any) -> Iterator[WeightTarget]:
@@ -56,7 +55,6 @@ def keeps_float32(model: Any, name: str, dtype: torch.dtype) -> bool:
 
 def move_buffers(build: BuildContext, model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Move all buffers of a model to the engine's device; yield names and tensors of those in checkpoints."""
-    saved = set(persistent_buffers(model))
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is None:
@@ -66,7 +64,7 @@ def move_buffers(build: BuildContext, model: Any) -> Iterator[tuple[str, torch.T
             if keeps_float32(model, full, build.dtype):
                 moved = moved.float()
             module._buffers[name] = moved
-            if full in saved:
+            if name not in module._non_persistent_buffers_set:
                 yield full, moved
 
 
