@@ -49,19 +49,21 @@ def succeeds(compute: Callable[[], Any]) -> Any:
         return None
 
 
+def read_epsilon(module: nn.Module) -> Any:
+    """Return the first of a module's attributes `EPSILONS`; None if it has none of them."""
+    return next((getattr(module, name) for name in EPSILONS if hasattr(module, name)), None)
+
+
 def recognise_norm(module: nn.Module) -> tuple[float, bool] | None:
     """Return the epsilon of an RMSNorm, and whether it multiplies by 1 + weight; None for other modules."""
-    epsilon = next((getattr(module, name) for name in EPSILONS if hasattr(module, name)), None)
-    parameters = dict(module.named_parameters())
+    epsilon, parameters = read_epsilon(module), dict(module.named_parameters())
     if "RMSNorm" not in type(module).__name__ or list(parameters) != ["weight"] or list(module.buffers()):
         return None
     if not isinstance(epsilon, float) or parameters["weight"].dim() != 1:
         return None
     size = parameters["weight"].numel()
-    weight, x = (
-        random(size, seed=1),
-        torch.cat((random(1, 2, size, seed=2), random(1, 2, size) * 1e-3), dim=1),
-    )
+    weight = random(size, seed=1)
+    x = torch.cat((random(1, 2, size, seed=2), random(1, 2, size) * 1e-3), dim=1)
     twin = copy.copy(module)
     twin._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
     actual = succeeds(lambda: twin(x))
@@ -126,11 +128,8 @@ def recognise_rotation(forward: Any) -> Any:
     if not isinstance(result, tuple) or len(result) != 2:
         return None
     rotated = (rotate_halves(x, cos[:, None], sin[:, None]) for x in (q, k))
-    return (
-        function
-        if all(equal(actual, expected) for actual, expected in zip(result, rotated, strict=True))
-        else None
-    )
+    is_rope = all(equal(actual, expected) for actual, expected in zip(result, rotated, strict=True))
+    return function if is_rope else None
 
 
 def rotate_halves(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -129,7 +129,7 @@ class Replacer:
         """Return the replacement of a norm or feed-forward block; None if the module is not recognised."""
         key = (
             type(module),
-            next((getattr(module, e, None) for e in recognition.EPSILONS if hasattr(module, e)), None),
+            recognition.read_epsilon(module),
             sum(parameter.numel() for parameter in module._parameters.values() if parameter is not None),
         )
         if key not in self.norms:
