@@ -199,11 +199,33 @@ def read_activation(fields: Fields, *names: str, default: str = "silu") -> Activ
     Raises:
         ConfigError: the function is not supported; the message lists the supported ones.
     """
-    name = next((name for name in names if fields.values.get(name) is not None), names[0])
+    name = fields.first_set(names)
     value = fields.values.get(name) or default
     if not isinstance(value, str) or value not in ACTIVATIONS:
         raise fields.error(name, f"must be one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[value]
+
+
+def check_causal(fields: Fields) -> None:
+    """Check that config.json does not describe attention to later tokens.
+
+    Raises:
+        ConfigError: `is_causal` is false.
+    """
+    if not fields.flag("is_causal", True):
+        raise fields.error("is_causal", "must be true: attention to later tokens is not supported")
+
+
+def read_dtype(fields: Fields) -> str:
+    """Read the data type in which the weights were saved; bfloat16 if config.json does not name it.
+
+    Raises:
+        ConfigError: the type is not one of `DTYPES`.
+    """
+    dtype = fields.values.get("dtype") or fields.values.get("torch_dtype") or "bfloat16"
+    if dtype not in DTYPES:
+        raise fields.error("dtype" if "dtype" in fields.values else "torch_dtype", f"must be in {DTYPES}")
+    return dtype
 
 
 def read_decoder_config(
@@ -234,16 +256,13 @@ def read_decoder_config(
         ConfigError: a field is missing, invalid or not supported; the message names the field.
     """
     heads, kv_heads, head_dim = read_heads(fields)
-    if not fields.flag("is_causal", True):
-        raise fields.error("is_causal", "must be true: attention to later tokens is not supported")
+    check_causal(fields)
     check_unquantized(fields)
     block = block or BlockConfig()
     layers = read_layer_count(fields)
     ropes = ropes or (read_rope(fields, head_dim),)
     context = read_context_length(fields, ropes[0], context_length)
-    dtype = fields.values.get("dtype") or fields.values.get("torch_dtype") or "bfloat16"
-    if dtype not in DTYPES:
-        raise fields.error("dtype" if "dtype" in fields.values else "torch_dtype", f"must be in {DTYPES}")
+    dtype = read_dtype(fields)
     return ModelConfig(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),

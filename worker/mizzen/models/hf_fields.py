@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,10 @@ class Fields:
     def unsupported(self, name: str, reason: str) -> ConfigError:
         """Return an error that names a field and says why its model is not supported, without its value."""
         return ConfigError(f"{self.source}: {name} {reason}")
+
+    def first_set(self, names: Sequence[str]) -> str:
+        """Return the first of the fields `names` that is set; the first of them if none is set."""
+        return next((name for name in names if self.values.get(name) is not None), names[0])
 
     def integer(self, name: str, default: int | None = None) -> int:
         """Read a positive integer; without a default the field is required.

@@ -8,9 +8,10 @@ Transformers. `inspection` replaces the estimate by the sizes that the model rea
 from __future__ import annotations
 
 from mizzen.models.config import (
-    DTYPES,
     ModelConfig,
+    check_causal,
     read_context_length,
+    read_dtype,
     read_layer_count,
     read_token_ids,
 )
@@ -38,12 +39,7 @@ def first_integer(fields: Fields, names: tuple[str, ...], default: int | None = 
     Raises:
         ConfigError: none is set and there is no default, or the value is not a positive integer.
     """
-    return fields.integer(find_set(fields, names), default)
-
-
-def find_set(fields: Fields, names: tuple[str, ...]) -> str:
-    """Return the first of the fields `names` that is set; the first of them if none is set."""
-    return next((name for name in names if fields.values.get(name) is not None), names[0])
+    return fields.integer(fields.first_set(names), default)
 
 
 def refuse_other_layers(kinds: object, source: str) -> None:
@@ -65,7 +61,7 @@ def read_required(fields: Fields, names: tuple[str, ...]) -> int:
     Raises:
         ConfigError: none is set, or the value is not a positive integer.
     """
-    name = find_set(fields, names)
+    name = fields.first_set(names)
     if fields.values.get(name) is None:
         raise fields.error(name, "is missing: add it to config.json")
     return fields.integer(name)
@@ -107,15 +103,12 @@ def read_generic_config(fields: Fields, architecture: str) -> ModelConfig:
     """
     if (error := explain_layers(fields)) is not None:
         raise error
-    if not fields.flag("is_causal", True):
-        raise fields.error("is_causal", "must be true: attention to later tokens is not supported")
+    check_causal(fields)
     refuse_other_layers(fields.values.get("layer_types"), fields.source)
     heads, hidden = first_integer(fields, HEADS, 1), first_integer(fields, HIDDEN, 1)
     head_dim = fields.integer("head_dim", max(1, hidden // heads))
-    layers = read_layer_count(fields, find_set(fields, LAYERS), 1)
-    dtype = fields.values.get("dtype") or fields.values.get("torch_dtype") or "bfloat16"
-    if dtype not in DTYPES:
-        raise fields.error("dtype" if "dtype" in fields.values else "torch_dtype", f"must be in {DTYPES}")
+    layers = read_layer_count(fields, fields.first_set(LAYERS), 1)
+    dtype = read_dtype(fields)
     return ModelConfig(
         architecture=architecture,
         implementation="transformers",
