@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mizzen.models.config import ModelConfig
 from mizzen.models.families import (
@@ -48,7 +48,7 @@ class Family:
     name: str
     examples: str
     readers: Mapping[str, ConfigReader]
-    text_parts: tuple[str, ...] = field(default=())
+    text_parts: tuple[str, ...] = ()
 
     @property
     def headless_readers(self) -> Mapping[str, ConfigReader]:

@@ -8,13 +8,14 @@ model, and Mizzen always applies it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mizzen.models.config import ModelConfig
 from mizzen.models.families import cohere, gemma, mistral, qwen2, qwen3
 from mizzen.models.hf_fields import Fields
+from mizzen.models.model_families import ConfigReader
 from mizzen.models.quantization import check_unquantized
 from mizzen.models.text_tensors import TextTensors
 
@@ -40,32 +41,35 @@ are equal for text, so that the embedding is an ordinary one."""
 class TextPart:
     """The text part of an architecture for images."""
 
-    readers: Mapping[str, tuple[str, Callable[[Fields], ModelConfig]]]
-    """Architecture and config reader of the text part by its `model_type`; the first entry is the default."""
+    readers: Mapping[str, ConfigReader]
+    """Config reader of the text part by its `model_type`; the first entry is the default."""
     tensors: TextTensors
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of fields of the text part that checkpoints may leave out."""
 
 
-GEMMA3 = (gemma.GEMMA3, gemma.parse_gemma3)
-MISTRAL = (mistral.ARCHITECTURE, mistral.parse_config)
-MINISTRAL3 = (mistral.MINISTRAL3, mistral.parse_ministral3)
-COHERE2 = (cohere.COHERE2, cohere.parse_cohere2)
-QWEN2 = (qwen2.ARCHITECTURE, qwen2.parse_config)
-QWEN3 = (qwen3.ARCHITECTURE, qwen3.parse_config)
 TEXT_PARTS: dict[str, TextPart] = {
-    "Cohere2VisionForConditionalGeneration": TextPart(readers={"cohere2": COHERE2}, tensors=LLAVA_TENSORS),
+    "Cohere2VisionForConditionalGeneration": TextPart(
+        readers={"cohere2": cohere.parse_cohere2}, tensors=LLAVA_TENSORS
+    ),
     "Gemma3ForConditionalGeneration": TextPart(
-        readers={"gemma3_text": GEMMA3},
+        readers={"gemma3_text": gemma.parse_gemma3},
         tensors=LLAVA_TENSORS,
         defaults={"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4},
     ),
     "Mistral3ForConditionalGeneration": TextPart(
-        readers={"mistral": MISTRAL, "ministral3": MINISTRAL3}, tensors=LLAVA_TENSORS
+        readers={"mistral": mistral.parse_config, "ministral3": mistral.parse_ministral3},
+        tensors=LLAVA_TENSORS,
     ),
-    "Qwen2VLForConditionalGeneration": TextPart(readers={"qwen2_vl_text": QWEN2}, tensors=QWEN_TENSORS),
-    "Qwen2_5_VLForConditionalGeneration": TextPart(readers={"qwen2_5_vl_text": QWEN2}, tensors=QWEN_TENSORS),
-    "Qwen3VLForConditionalGeneration": TextPart(readers={"qwen3_vl_text": QWEN3}, tensors=QWEN_TENSORS),
+    "Qwen2VLForConditionalGeneration": TextPart(
+        readers={"qwen2_vl_text": qwen2.parse_config}, tensors=QWEN_TENSORS
+    ),
+    "Qwen2_5_VLForConditionalGeneration": TextPart(
+        readers={"qwen2_5_vl_text": qwen2.parse_config}, tensors=QWEN_TENSORS
+    ),
+    "Qwen3VLForConditionalGeneration": TextPart(
+        readers={"qwen3_vl_text": qwen3.parse_config}, tensors=QWEN_TENSORS
+    ),
 }
 """Text parts that are served, by the architecture of the whole model."""
 
@@ -86,7 +90,7 @@ def read_text_part(fields: Fields, architecture: str) -> ModelConfig:
         kind = kinds[0]
     if not isinstance(kind, str) or kind not in part.readers:
         raise text.error("model_type", f"must be {' or '.join(kinds)}: no other text part is served")
-    return replace(part.readers[kind][1](text), text_tensors=part.tensors)
+    return replace(part.readers[kind](text), text_tensors=part.tensors)
 
 
 def select_text_fields(fields: Fields) -> Fields:
