@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from mizzen.models.hf_fields import ConfigError, Fields, show_value
 from mizzen.models.quantization import check_unquantized
@@ -25,7 +24,7 @@ RECURRENT = (
 )
 """Fields that only models with recurrent layers have: Mamba, gated delta nets, linear recurrences."""
 RECURRENT_KINDS = ("mamba", "mamba2", "linear_attention", "recurrent", "conv", "hybrid")
-"""Entries of `layer_types` and similar lists that stand for layers with a recurrent state."""
+"""Entries of `layer_types` and similar lists that name layers with a recurrent state."""
 TOWERS = ("vision_config", "audio_config", "thinker_config", "visual")
 HEADS = (
     "ForSequenceClassification",
@@ -193,5 +192,5 @@ NATIVE_ONLY = (_explain_experts, _explain_remote_code)
 """Functions of `EXPLANATIONS` whose reasons apply to native implementations only."""
 
 
-def _listed(names: list[Any]) -> str:
+def _listed(names: list[str]) -> str:
     return ", ".join(names) or "an unnamed architecture"
