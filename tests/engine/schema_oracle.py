@@ -147,7 +147,7 @@ _INSIDE = {"d": "0-9", "w": "0-9A-Z_a-z", "D": "\0-/:-\U0010ffff", "W": "\0-/:-@
 
 
 def as_python(pattern: str) -> str:
-    r"""Return a pattern in which `\d` and `\w` stand for ASCII characters, as JSON Schema defines it."""
+    r"""Return a pattern in which `\d` and `\w` match only ASCII characters, as JSON Schema defines it."""
     text, inside, index = "", False, 0
     while index < len(pattern):
         piece = pattern[index : index + (2 if pattern[index] == "\\" else 1)]

@@ -137,7 +137,7 @@ SHARDED_OTHERS = ("Arcee", "Cwm", "Gemma", "GPTNeoX", "Helium", "Olmo", "Phi")
 REFUSED_OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "Bloom": ({}, "does not use the attention interface"),
     "DiffLlama": ({}, "runs a layer several times"),
-    "Doge": ({}, "makes an attention mask of its own"),
+    "Doge": ({}, "builds the attention mask itself"),
     "GptOss": ({"num_local_experts": 4, "num_experts_per_tok": 2}, "s_aux"),
     "Jamba": ({}, "recurrent state"),
     "Lfm2": (

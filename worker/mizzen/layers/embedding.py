@@ -147,7 +147,7 @@ class TiedHead:
 
 
 class Head:
-    """Output head with a table of its own."""
+    """Output head with a separate table."""
 
     def __init__(self, build: BuildContext, name: str, vocab: int, hidden: int) -> None:
         self.collectives = build.collectives

@@ -126,7 +126,7 @@ def test_rotations_and_additions_are_fused_where_they_are_plain(
 def test_additions_are_not_fused_if_the_model_changes_the_stream(
     kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hook stands for code of a model that works on the residual stream between the layers."""
+    """A hook changes the residual stream between the layers, as the code of a model may do."""
     reference = kit.save_model(tmp_path, "llama")
     make = loading.make_transformers_model
 

@@ -60,7 +60,7 @@ def add_and_normalise(norm: NormModule, x: torch.Tensor, residual: torch.Tensor)
 
 
 class LayerStub(nn.Module):
-    """Stands for a module of a decoder layer; multiplies its input by a factor."""
+    """Replaces a module of a decoder layer; multiplies its input by a factor, and adds the factor."""
 
     def __init__(self, factor: float, *, returns_weights: bool = False) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class LayerStub(nn.Module):
         self.options: dict[str, Any] = {}
 
     def forward(self, hidden_states: torch.Tensor, **options: Any) -> Any:
-        """Return the product, and None for the attention's weights."""
+        """Return the result, and None for the attention's weights if it is to return weights."""
         self.options = options
         out = hidden_states * self.factor + self.factor
         return (out, None) if self.returns_weights else out
@@ -148,7 +148,7 @@ class DeferredAdds:
         return forward
 
     def turn_off(self) -> None:
-        """Give all modules their own forward methods back."""
+        """Restore the forward methods that the classes of the modules define."""
         self.active = False
         self.pending.drop()
         for module in self.modules:

@@ -197,7 +197,7 @@ def record_calls(model: Any) -> list[AttentionCall]:
     for call in recorder.calls:
         if call.mask is not None:
             raise ConfigError(
-                f"{call.name} cannot be served: it makes an attention mask of its own. Use another model"
+                f"{call.name} cannot be served: it builds the attention mask itself. Use another model"
             )
     return recorder.calls
 
@@ -259,7 +259,7 @@ def find_window(mask_function: Any, window: int | None) -> int | None:
     try:
         allowed = torch.as_tensor(mask_function(zero, zero, queries, keys)).expand(len(queries), size)
     except Exception as error:  # the function may read tensors on the meta device
-        raise ConfigError(f"the model makes an attention mask of its own ({error})") from error
+        raise ConfigError(f"the model builds the attention mask itself ({error})") from error
     if torch.equal(allowed, causal):
         return None
     if window is not None and torch.equal(allowed, causal & (keys > queries - window)):

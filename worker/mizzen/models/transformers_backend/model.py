@@ -37,7 +37,7 @@ class DecoderOutput(MoeModelOutputWithPast):
 
 
 class GivenStates(nn.Module):
-    """Stands for the decoder in a causal language model, so that only the head runs."""
+    """Replaces the decoder in a causal language model, so that only the head runs."""
 
     @property
     def decoder(self) -> GivenStates:

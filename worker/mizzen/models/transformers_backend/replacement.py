@@ -45,7 +45,7 @@ class Plan:
 
     architecture: str
     styles: dict[str, str]
-    """Style by name of the module in the decoder, in which `*` stands for numbers."""
+    """Style by name of the module in the decoder, in which `*` matches any number."""
     ranks: int
 
     @classmethod

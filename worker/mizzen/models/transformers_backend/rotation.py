@@ -55,7 +55,7 @@ def defer_rotation(module: nn.Module, receiver: RotationReceiver) -> bool:
 
 
 def restore_rotation(module: nn.Module) -> None:
-    """Give a module its own forward method back."""
+    """Restore the forward method that the class of a module defines."""
     module.__dict__.pop("forward", None)
 
 
