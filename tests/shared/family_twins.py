@@ -87,7 +87,7 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("Starcoder2", {"head_dim": None, "sliding_window": 9}),
 }
 """Name of a twin: the prefix of Transformers' classes, and the fields that differ from a small Llama's."""
-PLUS_ONE = ("Gemma2", "Gemma3", "Nemotron")
+PLUS_ONE = ("Gemma", "Gemma2", "Gemma3", "Nemotron")
 """Families whose norms multiply by 1 + weight."""
 CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 """Names of configuration classes that do not begin with the prefix alone."""
@@ -164,15 +164,26 @@ def save_twin(folder: Path, name: str, *, dtype: torch.dtype = torch.float32, **
     config_class = getattr(transformers, CONFIGS.get(prefix, f"{prefix}Config"))
     values = {**SMALL, **fields, **changes}
     values = {field: value for field, value in values.items() if value is not None or "window" in field}
+    model_class = getattr(transformers, f"{prefix}ForCausalLM")
+    return save_random_model(folder, model_class, config_class(**values), dtype, plus_one=prefix in PLUS_ONE)
+
+
+def save_random_model(
+    folder: Path, model_class: Any, config: Any, dtype: torch.dtype, *, plus_one: bool
+) -> Any:
+    """Save a seeded random model, with weights rounded to `dtype`; return it in float32.
+
+    `plus_one` says that norms multiply by 1 + weight.
+    """
     torch.manual_seed(0)
-    model = getattr(transformers, f"{prefix}ForCausalLM")(config_class(**values)).float().eval()
-    scale = 0.25 * (SMALL["hidden_size"] / values["hidden_size"]) ** 0.5
+    model = model_class(config).float().eval()
+    scale = 0.25 * (SMALL["hidden_size"] / config.hidden_size) ** 0.5
     with torch.no_grad():
         for parameter, weights in model.named_parameters():
             if "norm" not in parameter:
                 weights.normal_(0.0, scale)
             else:
-                ones = parameter.endswith("weight") and prefix not in PLUS_ONE
+                ones = parameter.endswith("weight") and not plus_one
                 weights.normal_(1.0 if ones else 0.0, 0.25)
     set_dtype(model, dtype)
     model.save_pretrained(folder)
@@ -200,13 +211,5 @@ def save_other_twin(folder: Path, prefix: str, *, dtype: torch.dtype = torch.flo
     config_class = getattr(transformers, f"{prefix}Config")
     name = next(name for name in ("ForCausalLM", "LMHeadModel") if hasattr(transformers, prefix + name))
     config = config_class(**{**SMALL, "attn_implementation": "eager", **fields, **changes})
-    torch.manual_seed(0)
-    model = getattr(transformers, prefix + name)(config).float().eval()
-    with torch.no_grad():
-        for parameter, weights in model.named_parameters():
-            ones = "norm" in parameter and parameter.endswith("weight") and prefix != "Gemma"
-            scale = 0.25 * (SMALL["hidden_size"] / config.hidden_size) ** 0.5
-            weights.normal_(1.0 if ones else 0.0, 0.25 if "norm" in parameter else scale)
-    set_dtype(model, dtype)
-    model.save_pretrained(folder)
-    return set_dtype(model, torch.float32)
+    model_class = getattr(transformers, prefix + name)
+    return save_random_model(folder, model_class, config, dtype, plus_one=prefix in PLUS_ONE)
