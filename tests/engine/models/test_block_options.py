@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from logits_check import assert_equal
 from safetensors.torch import load_file, save_file
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
@@ -79,16 +80,16 @@ def test_sinks_and_the_clamped_gate_equal_transformers(
     bench, prompt = kit.Bench(tmp_path, backend), kit.tokens(45, seed=1)
     expected = kit.oracle(twin, np.concatenate([prompt, kit.tokens(2, seed=3)]))
     whole = bench.logits(bench.plan([], [(0, 0, prompt, True)], (kit.greedy(0),)))
-    torch.testing.assert_close(whole, expected[:45], atol=2e-4, rtol=2e-4)
+    assert_equal(whole, expected[:45])
     starts = (kit.greedy(1),)
     for begin, end in ((0, 7), (7, 30), (30, 45)):
         part = bench.logits(bench.plan([], [(1, begin, prompt[begin:end], end == 45)], starts))
-        torch.testing.assert_close(part, expected[begin:end], atol=2e-4, rtol=2e-4)
+        assert_equal(part, expected[begin:end])
         starts = ()
     for index, token in enumerate(kit.tokens(2, seed=3)):
         bench.state.last_tokens[[0, 1]] = int(token)
         rows = bench.logits(bench.plan([0, 1], []))
-        torch.testing.assert_close(rows, expected[[45 + index] * 2], atol=2e-4, rtol=2e-4)
+        assert_equal(rows, expected[[45 + index] * 2])
 
 
 def test_sinks_change_the_result(kit: SimpleNamespace, twin: Any, tmp_path: Path) -> None:

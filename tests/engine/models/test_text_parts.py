@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from logits_check import assert_equal
 from safetensors.torch import load_file, save_file
 from vision_twins import VISION_TWINS, save_vision_twin
 
@@ -30,10 +31,10 @@ def compare(kit: SimpleNamespace, folder: Path, model: Any) -> None:
     assert expected.std() > 0.3
     bench = kit.Bench(folder)
     whole = bench.logits(bench.plan([], [(0, 0, prompt, True)], (kit.greedy(0),)))
-    torch.testing.assert_close(whole, expected, atol=2e-4, rtol=2e-4)
+    assert_equal(whole, expected)
     first = bench.logits(bench.plan([], [(1, 0, prompt[:20], False)], (kit.greedy(1),)))
     second = bench.logits(bench.plan([], [(1, 20, prompt[20:], True)]))
-    torch.testing.assert_close(torch.cat((first, second)), expected, atol=2e-4, rtol=2e-4)
+    assert_equal(torch.cat((first, second)), expected)
 
 
 @pytest.mark.parametrize("twin", VISION_TWINS)
