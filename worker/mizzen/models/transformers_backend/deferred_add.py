@@ -69,7 +69,7 @@ class LayerStub(nn.Module):
         self.options: dict[str, Any] = {}
 
     def forward(self, hidden_states: torch.Tensor, **options: Any) -> Any:
-        """Return the result, and None for the attention's weights if it is to return weights."""
+        """Return the result; with `returns_weights`, also None in place of attention weights."""
         self.options = options
         out = hidden_states * self.factor + self.factor
         return (out, None) if self.returns_weights else out
