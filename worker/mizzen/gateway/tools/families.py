@@ -16,12 +16,12 @@ from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.gateway.tools import call_formats as formats
 from mizzen.gateway.tools import python_formats
 from mizzen.gateway.tools.call_formats import FormatBuilder
-from mizzen.gateway.tools.parser_base import ToolParser
+from mizzen.gateway.tools.parser_base import ArgumentSchemas, ToolParser
 from mizzen.gateway.tools.parsers import glm, glm_xml, lists, pythonic
 from mizzen.gateway.tools.parsers.hermes import BEGIN, HermesParser
 from mizzen.gateway.tools.parsers.llama import TAG, LlamaParser
 from mizzen.gateway.tools.parsers.mistral import MARKER, MistralParser
-from mizzen.gateway.tools.parsers.qwen_xml import ArgumentSchemas, XmlParser
+from mizzen.gateway.tools.parsers.qwen_xml import XmlParser
 from mizzen.gateway.tools.parsers.qwen_xml_tags import FUNCTION, PARAMETER, SEED_CALL
 
 _MISTRAL_ID = 9

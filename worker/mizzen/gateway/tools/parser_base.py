@@ -6,8 +6,8 @@ import re
 import secrets
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Collection
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from mizzen.gateway.requests.output import OutputDelta, ToolCallDelta
 from mizzen.gateway.text.stop import StopStrings, partial_match_length
@@ -15,6 +15,9 @@ from mizzen.gateway.tools.call_reader import CallReader
 from mizzen.gateway.tools.json_scanner import WHITESPACE
 
 _ALPHABET = string.ascii_letters + string.digits
+
+ArgumentSchemas = Mapping[str, Any]
+"""JSON schemas of the tools' arguments by tool name."""
 
 
 class ToolParser(Protocol):
@@ -164,8 +167,9 @@ class MarkerParser(ABC):
     markers: tuple[str, ...] = ()
     """Strings that never become content."""
 
-    def __init__(self, names: Collection[str], stop: tuple[str, ...] = ()) -> None:
-        self._names = frozenset(names)
+    def __init__(self, tools: ArgumentSchemas, stop: tuple[str, ...] = ()) -> None:
+        self._tools = tools
+        self._names = frozenset(tools)
         self._ignored: frozenset[str] = frozenset()
         """Names whose calls are dropped."""
         self._output = OutputCollector(stop)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from mizzen.gateway.tools.json_scanner import WHITESPACE, ValueScanner, skip_whitespace
-from mizzen.gateway.tools.parser_base import MarkerParser
+from mizzen.gateway.tools.parser_base import ArgumentSchemas, MarkerParser
 
 ASSISTANT, OBSERVATION = "<|assistant|>", "<|observation|>"
 MAX_SPACE = 16
@@ -86,8 +86,8 @@ class GlmParser(MarkerParser):
 
     markers = (ASSISTANT, OBSERVATION)
 
-    def __init__(self, names: Collection[str], stop: tuple[str, ...] = ()) -> None:
-        super().__init__(names, stop)
+    def __init__(self, tools: ArgumentSchemas, stop: tuple[str, ...] = ()) -> None:
+        super().__init__(tools, stop)
         self._expecting = True
 
     def _parse_between_calls(self, text: str) -> str:

@@ -15,7 +15,7 @@ import re
 from mizzen.gateway.text.stop import partial_match_length
 from mizzen.gateway.tools.json_scanner import WHITESPACE
 from mizzen.gateway.tools.parser_base import MarkerParser
-from mizzen.gateway.tools.parsers.qwen_xml import ArgumentSchemas, XmlCallReader
+from mizzen.gateway.tools.parsers.qwen_xml import XmlCallReader
 from mizzen.gateway.tools.parsers.qwen_xml_tags import CALL, CALL_END, MAX_NAME
 
 KEY, KEY_END = "<arg_key>", "</arg_key>"
@@ -82,10 +82,6 @@ class GlmXmlParser(MarkerParser):
     """Parser of calls between tags, with content before, between and after the calls."""
 
     markers = (CALL, CALL_END)
-
-    def __init__(self, tools: ArgumentSchemas, stop: tuple[str, ...] = ()) -> None:
-        super().__init__(tools, stop)
-        self._tools = tools
 
     def _parse_between_calls(self, text: str) -> str:
         marker, rest = self._content_until_marker(text)

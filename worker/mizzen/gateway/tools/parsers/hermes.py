@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from mizzen.gateway.tools.json_scanner import WHITESPACE
-from mizzen.gateway.tools.parser_base import MarkerParser
+from mizzen.gateway.tools.parser_base import ArgumentSchemas, MarkerParser
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -15,8 +13,8 @@ class HermesParser(MarkerParser):
 
     markers = (BEGIN, END)
 
-    def __init__(self, names: Collection[str], stop: tuple[str, ...] = ()) -> None:
-        super().__init__(names, stop)
+    def __init__(self, tools: ArgumentSchemas, stop: tuple[str, ...] = ()) -> None:
+        super().__init__(tools, stop)
         self._closing = False
 
     def _parse_between_calls(self, text: str) -> str:

@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any
 
 from mizzen.gateway.tools.call_reader import CallReader
 from mizzen.gateway.tools.json_scanner import WHITESPACE, skip_whitespace
-from mizzen.gateway.tools.parser_base import MarkerParser, ToolCallReader
+from mizzen.gateway.tools.parser_base import ArgumentSchemas, MarkerParser, ToolCallReader
 from mizzen.gateway.tools.parsers.named import NAME_START, NamedCallReader
 
 FENCE = "```"
@@ -41,7 +39,7 @@ class BareListParser(MarkerParser):
     _markers_are_text = False
     """True if a marker that no call follows belongs to the content."""
 
-    def __init__(self, tools: Mapping[str, Any], stop: tuple[str, ...] = ()) -> None:
+    def __init__(self, tools: ArgumentSchemas, stop: tuple[str, ...] = ()) -> None:
         super().__init__(tools, stop)
         self._in_calls = not self.begins
         self._in_list = False
@@ -125,7 +123,7 @@ class CohereParser(BareListParser):
 class FencedListParser(BareListParser):
     """Base of parsers of calls that may be in a code block, whose end is dropped."""
 
-    def __init__(self, tools: Mapping[str, Any], stop: tuple[str, ...] = ()) -> None:
+    def __init__(self, tools: ArgumentSchemas, stop: tuple[str, ...] = ()) -> None:
         super().__init__(tools, stop)
         self._closing = False
 
@@ -157,7 +155,7 @@ class CommandRParser(FencedListParser):
     markers = begins
     _markers_are_text = True
 
-    def __init__(self, tools: Mapping[str, Any], stop: tuple[str, ...] = ()) -> None:
+    def __init__(self, tools: ArgumentSchemas, stop: tuple[str, ...] = ()) -> None:
         super().__init__(tools, stop)
         self._ignored = DIRECT_ANSWERS - self._names
 

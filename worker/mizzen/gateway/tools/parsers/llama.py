@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from mizzen.gateway.tools.json_scanner import skip_whitespace
-from mizzen.gateway.tools.parser_base import MarkerParser
+from mizzen.gateway.tools.parser_base import ArgumentSchemas, MarkerParser
 
 TAG = "<|python_tag|>"
 
@@ -15,8 +13,8 @@ class LlamaParser(MarkerParser):
 
     markers = (TAG,)
 
-    def __init__(self, names: Collection[str], stop: tuple[str, ...] = ()) -> None:
-        super().__init__(names, stop)
+    def __init__(self, tools: ArgumentSchemas, stop: tuple[str, ...] = ()) -> None:
+        super().__init__(tools, stop)
         self._expecting = True
         self._after_call = False
 

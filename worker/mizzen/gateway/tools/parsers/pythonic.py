@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from mizzen.gateway.tools.json_scanner import WHITESPACE
-from mizzen.gateway.tools.parser_base import ToolCallReader
+from mizzen.gateway.tools.parser_base import ArgumentSchemas, ToolCallReader
 from mizzen.gateway.tools.parsers.lists import BareListParser
 from mizzen.gateway.tools.parsers.named import NAME_START
 from mizzen.gateway.tools.parsers.python_values import LiteralScanner, literal_as_json
-from mizzen.gateway.tools.parsers.qwen_xml import ArgumentSchemas, property_schemas
+from mizzen.gateway.tools.parsers.qwen_xml import property_schemas
 
 MAX_NAME = 256
 """Maximum length of the name of a tool or of a key, in characters."""
@@ -182,10 +182,6 @@ class PythonicParser(BareListParser):
 
     markers = ("<|python_tag|>", "<|python_start|>", "<|python_end|>")
 
-    def __init__(self, tools: ArgumentSchemas, stop: tuple[str, ...] = ()) -> None:
-        super().__init__(tools, stop)
-        self._tools = tools
-
     def _create_reader(self, first: str) -> ToolCallReader | None:
         return PythonCallReader(self._tools) if self._in_list and NAME_START.match(first) else None
 
@@ -196,10 +192,6 @@ class OlmoParser(BareListParser):
     begins = ("<function_calls>",)
     ends = ("</function_calls>",)
     markers = (*begins, *ends)
-
-    def __init__(self, tools: ArgumentSchemas, stop: tuple[str, ...] = ()) -> None:
-        super().__init__(tools, stop)
-        self._tools = tools
 
     def _create_reader(self, first: str) -> ToolCallReader | None:
         return PythonCallReader(self._tools) if NAME_START.match(first) else None

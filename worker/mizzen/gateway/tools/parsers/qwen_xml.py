@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from mizzen.gateway.tools.json_scanner import WHITESPACE
-from mizzen.gateway.tools.parser_base import MarkerParser
+from mizzen.gateway.tools.parser_base import ArgumentSchemas, MarkerParser
 from mizzen.gateway.tools.parsers.qwen_xml_tags import (
     CALL,
     CALL_END,
@@ -39,9 +39,6 @@ from mizzen.gateway.tools.parsers.qwen_xml_tags import (
 )
 
 PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
-
-ArgumentSchemas = Mapping[str, Any]
-"""JSON schemas of the tools' arguments by tool name."""
 
 
 class XmlCallReader:
@@ -194,10 +191,6 @@ class XmlParser(MarkerParser):
     """Parser of calls between tags, with content before, between and after the calls."""
 
     markers = (CALL, CALL_END, SEED_CALL, SEED_CALL_END, FUNCTION, FUNCTION_END)
-
-    def __init__(self, tools: ArgumentSchemas, stop: tuple[str, ...] = ()) -> None:
-        super().__init__(tools, stop)
-        self._tools = tools
 
     def _parse_between_calls(self, text: str) -> str:
         marker, rest = self._content_until_marker(text)
