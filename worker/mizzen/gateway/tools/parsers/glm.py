@@ -8,61 +8,29 @@ A call is at the start of the output, after another call, or after `<|assistant|
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
-from mizzen.gateway.tools.json_scanner import WHITESPACE, ValueScanner, skip_whitespace
+from mizzen.gateway.tools.json_scanner import WHITESPACE, skip_whitespace
 from mizzen.gateway.tools.parser_base import ArgumentSchemas, MarkerParser
+from mizzen.gateway.tools.parsers.named import HeadedCallReader
 
 ASSISTANT, OBSERVATION = "<|assistant|>", "<|observation|>"
 MAX_SPACE = 16
 """Maximum number of white space characters between a name and its arguments."""
 
 
-class NameLineReader:
-    """Reader of a call `name\\n{…}`, with the interface of `CallReader`.
+class NameLineReader(HeadedCallReader):
+    """Reader of a call `name\\n{…}`.
 
     The text turns out not to be a call at the first character at which it differs from all calls, so little
     of it is held back.
     """
 
-    def __init__(self, names: Collection[str]) -> None:
-        self._names = names
-        self._head = ""
-        self._scanner = ValueScanner()
-        self.name: str | None = None
-        self.started = False
-        self.failed = False
-
-    @property
-    def ended(self) -> bool:
-        """True if the arguments have ended or the text is not a call."""
-        return self.failed or self._scanner.done
-
-    @property
-    def arguments_complete(self) -> bool:
-        """True if the arguments are complete."""
-        return self._scanner.done
-
-    @property
-    def raw(self) -> str:
-        """Text read before the arguments, or before the text turned out not to be a call."""
-        return self._head
-
-    def add(self, text: str) -> tuple[str, str]:
-        """Read more text; return the new text of the arguments, and the text after the call."""
+    def _read_head(self, text: str) -> int:
         at = 0
         while at < len(text) and not self.started and not self.failed:
-            at = self._read_head(text[at], at)
-        if not self.started:
-            return "", text[at:]
-        end = self._scanner.scan(text, at)
-        return text[at:end], text[end:]
+            at = self._read_character(text[at], at)
+        return at
 
-    def complete(self) -> tuple[str, str]:
-        """Leave the call incomplete: how its JSON would go on is unknown."""
-        return "", ""
-
-    def _read_head(self, character: str, at: int) -> int:
+    def _read_character(self, character: str, at: int) -> int:
         """Read a character before the arguments, at index `at`; return the index to continue at."""
         name = self._head.rstrip(WHITESPACE)
         space = self._head[len(name) :]

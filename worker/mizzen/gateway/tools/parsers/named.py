@@ -1,8 +1,9 @@
-"""Reader of a tool call that consists of a name and a JSON object with the arguments."""
+"""Readers of a tool call that consists of a name and a JSON object with the arguments."""
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 
 from mizzen.gateway.tools.json_scanner import ValueScanner
@@ -12,16 +13,14 @@ MAX_HEAD = 256
 NAME_START = re.compile(r"[\w.-]", re.ASCII)
 
 
-class NamedCallReader:
-    """Reader of a call `name…{…}`, with the interface of `CallReader`."""
+class HeadedCallReader(ABC):
+    """Base of readers of a call that is a head, such as a name, and a JSON object with the arguments.
 
-    def __init__(self, names: Collection[str], head: re.Pattern[str]) -> None:
-        """Set the names of the tools, and the pattern of the text before the arguments.
+    It has the interface of `CallReader`.
+    """
 
-        The first group of `head` is the name.
-        """
+    def __init__(self, names: Collection[str]) -> None:
         self._names = names
-        self._head_pattern = head
         self._head = ""
         self._scanner = ValueScanner()
         self.name: str | None = None
@@ -45,23 +44,45 @@ class NamedCallReader:
 
     def add(self, text: str) -> tuple[str, str]:
         """Read more text; return the new text of the arguments, and the text after the call."""
-        at = 0
+        at = 0 if self.started else self._read_head(text)
         if not self.started:
-            brace = text.find("{", 0, MAX_HEAD - len(self._head))
-            at = brace if brace >= 0 else min(len(text), MAX_HEAD - len(self._head))
-            self._head += text[:at]
-            if brace >= 0:
-                self._begin()
-            else:
-                self.failed = len(self._head) == MAX_HEAD
-            if not self.started:
-                return "", text[at:]
+            return "", text[at:]
         end = self._scanner.scan(text, at)
         return text[at:end], text[end:]
 
     def complete(self) -> tuple[str, str]:
         """Leave the call incomplete: how its JSON would go on is unknown."""
         return "", ""
+
+    @abstractmethod
+    def _read_head(self, text: str) -> int:
+        """Move the beginning of a text to `_head`; return the index after it.
+
+        Set `name` and `started` if the arguments follow, and `failed` if the text is not a call.
+        """
+
+
+class NamedCallReader(HeadedCallReader):
+    """Reader of a call `name…{…}`."""
+
+    def __init__(self, names: Collection[str], head: re.Pattern[str]) -> None:
+        """Set the names of the tools, and the pattern of the text before the arguments.
+
+        The first group of `head` is the name.
+        """
+        super().__init__(names)
+        self._head_pattern = head
+
+    def _read_head(self, text: str) -> int:
+        limit = MAX_HEAD - len(self._head)
+        brace = text.find("{", 0, limit)
+        at = brace if brace >= 0 else min(len(text), limit)
+        self._head += text[:at]
+        if brace >= 0:
+            self._begin()
+        else:
+            self.failed = len(self._head) == MAX_HEAD
+        return at
 
     def _begin(self) -> None:
         head = self._head_pattern.fullmatch(self._head)
