@@ -25,7 +25,7 @@ _NAME_END = re.compile(r"[\n<]")
 
 
 class GlmCallReader(XmlCallReader):
-    """Reader of one call, from the text after `<tool_call>`, with the interface of `CallReader`."""
+    """Reader of one call, from the text after `<tool_call>`."""
 
     line_breaks_around_values = False
     _next_key = ""

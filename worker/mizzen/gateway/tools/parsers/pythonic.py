@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from mizzen.gateway.tools.json_scanner import WHITESPACE
 from mizzen.gateway.tools.parser_base import ArgumentSchemas, ToolCallReader
 from mizzen.gateway.tools.parsers.lists import BareListParser
 from mizzen.gateway.tools.parsers.named import NAME_START
 from mizzen.gateway.tools.parsers.python_values import LiteralScanner, literal_as_json
-from mizzen.gateway.tools.parsers.qwen_xml import property_schemas
+from mizzen.gateway.tools.parsers.stepwise import StepwiseCallReader
 
 MAX_NAME = 256
 """Maximum length of the name of a tool or of a key, in characters."""
@@ -29,8 +27,8 @@ _KEY = re.compile(r"(\w{1,200})\s{0,16}=(?!=)")
 _MAYBE_KEY = re.compile(r"\w{0,200}\s{0,16}=?")
 
 
-class PythonCallReader:
-    """Reader of one call `name(key=value, …)`, with the interface of `CallReader`.
+class PythonCallReader(StepwiseCallReader):
+    """Reader of one call `name(key=value, …)`.
 
     The call starts once its name is that of a tool and its first argument has a key, or it has no arguments.
     Values without a key, after an argument that has one, get the keys that the tool describes, in order.
@@ -38,40 +36,11 @@ class PythonCallReader:
     """
 
     def __init__(self, tools: ArgumentSchemas) -> None:
-        self._tools = tools
-        self._step = self._read_name
-        self._pending = self._raw = ""
+        super().__init__(tools)
         self._scanner = LiteralScanner()
         self._value: list[str] = []
-        self._new_arguments: list[str] = []
-        self._properties: Mapping[str, Any] = {}
         self._key: str | None = None
-        self._keys: dict[str, None] = {}
-        self.name: str | None = None
-        self.started = False
-        self.failed = False
-        self.ended = False
-
-    @property
-    def arguments_complete(self) -> bool:
-        """True if the arguments are complete."""
-        return self.ended
-
-    @property
-    def raw(self) -> str:
-        """Text read before the call started, or before the text turned out not to be a call."""
-        return self._raw + self._pending
-
-    def add(self, text: str) -> tuple[str, str]:
-        """Read more text; return the new text of the arguments, and the text after the call."""
-        text, self._pending = self._pending + text, ""
-        more = True
-        while more and not self.ended:
-            text, more = self._step(text)
-        if not self.ended:
-            self._pending, text = text, ""
-        new_arguments, self._new_arguments = "".join(self._new_arguments), []
-        return new_arguments, text
+        """Key of the argument whose value is read; None for `**{…}`."""
 
     def complete(self) -> tuple[str, str]:
         """Leave the call incomplete; return the last argument as the model wrote it so far."""
@@ -80,11 +49,7 @@ class PythonCallReader:
         value, self._value = "".join(self._value).lstrip(WHITESPACE), []
         if self._key is None:
             return (value if not self._keys else ", " + value.removeprefix("{")), ""
-        separator = "{" if not self._keys else ", "
-        return f"{separator}{json.dumps(self._key, ensure_ascii=False)}: {value}", ""
-
-    # Each step reads some of the text, and returns the text that is left and whether to continue with it.
-    # It returns False if it needs more text.
+        return self._key_as_json(self._key) + value, ""
 
     def _read_name(self, text: str) -> tuple[str, bool]:
         found = _NAME.match(text)
@@ -93,8 +58,7 @@ class PythonCallReader:
             return text, False
         if end > MAX_NAME or text[end : end + 1] != "(" or text[:end] not in self._tools:
             return self._fail(text, min(end, MAX_NAME))
-        self.name = text[:end]
-        self._properties = property_schemas(self._tools[self.name])
+        self._set_tool(text[:end])
         self._raw, self._step = text[: end + 1], self._read_argument
         return text[end + 1 :], True
 
@@ -146,25 +110,13 @@ class PythonCallReader:
             if members is None:  # no object: the value gets a key, so that it is not lost
                 members = {f"argument_{len(self._keys) + 1}": written}
             elif not self._keys and members:  # the usual case: keep the text as it is
-                self._keys = dict.fromkeys(members)
+                self._keys = set(members)
                 self._new_arguments.append(written[:-1].rstrip(WHITESPACE))
                 return
         for key, text in members.items():
             if key not in self._keys:
-                separator = "{" if not self._keys else ", "
-                self._new_arguments.append(f"{separator}{json.dumps(key, ensure_ascii=False)}: {text}")
-                self._keys[key] = None
-
-    def _end_call(self, rest: str) -> tuple[str, bool]:
-        self.started, self.ended, self._raw = True, True, ""
-        self._new_arguments.append("}" if self._keys else "{}")
-        return rest, False
-
-    def _fail(self, text: str, cut: int) -> tuple[str, bool]:
-        """End the reading; the text up to index `cut` belongs to what is not a call."""
-        self.failed = self.ended = True
-        self._raw += text[:cut]
-        return text[cut:], False
+                self._new_arguments.append(self._key_as_json(key) + text)
+                self._keys.add(key)
 
 
 def _object_members(text: str) -> dict[str, str] | None:

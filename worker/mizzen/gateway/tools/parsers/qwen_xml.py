@@ -18,7 +18,6 @@ or write `</parameter/>`. `qwen_xml_tags` determines where a value ends in such 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -37,12 +36,13 @@ from mizzen.gateway.tools.parsers.qwen_xml_tags import (
     split_key,
     split_value,
 )
+from mizzen.gateway.tools.parsers.stepwise import StepwiseCallReader
 
 PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 
-class XmlCallReader:
-    """Reader of one call, from the text after `<function=`, with the interface of `CallReader`.
+class XmlCallReader(StepwiseCallReader):
+    """Reader of one call, from the text after `<function=`.
 
     The call starts once its name is that of a tool. The text of a string argument is returned as it arrives;
     an argument of another type is returned once it is complete.
@@ -52,40 +52,10 @@ class XmlCallReader:
     """True if a line break after the tag that opens a value is not part of the value."""
 
     def __init__(self, tools: ArgumentSchemas) -> None:
-        self._tools = tools
-        self._step = self._read_name
-        self._pending = self._raw = ""
+        super().__init__(tools)
         self._value_parts: list[str] = []
-        self._new_arguments: list[str] = []
         self._schema: Any = None
-        self._properties: Mapping[str, Any] = {}
-        self._keys: set[str] = set()
         self._at_end = False
-        self.name: str | None = None
-        self.started = False
-        self.failed = False
-        self.ended = False
-
-    @property
-    def arguments_complete(self) -> bool:
-        """True if the arguments are complete."""
-        return self.ended
-
-    @property
-    def raw(self) -> str:
-        """Text read before the call started, or before the text turned out not to be a call."""
-        return self._raw or self._pending
-
-    def add(self, text: str) -> tuple[str, str]:
-        """Read more text; return the new text of the arguments, and the text after the call."""
-        text, self._pending = self._pending + text, ""
-        more = True
-        while more and not self.ended:
-            text, more = self._step(text)
-        if not self.ended:
-            self._pending, text = text, ""
-        new_arguments, self._new_arguments = "".join(self._new_arguments), []
-        return new_arguments, text
 
     def complete(self) -> tuple[str, str]:
         """End a started call at the end of the output; return what `add` returns."""
@@ -93,9 +63,6 @@ class XmlCallReader:
         arguments, rest = self.add("")
         surplus = rest.strip(WHITESPACE)
         return arguments, "" if any(end.startswith(surplus) for end in (CALL_END, SEED_CALL_END)) else rest
-
-    # Each step reads some of the text, and returns the text that is left and whether to continue with it.
-    # It returns False if it needs more text.
 
     def _read_name(self, text: str) -> tuple[str, bool]:
         end = text.find(">", 0, MAX_NAME)
@@ -107,15 +74,9 @@ class XmlCallReader:
 
     def _start(self, name: str, rest: str) -> tuple[str, bool]:
         """Start the call of the tool `name`; `rest` is the text after the name."""
-        self.name, self.started, self._step = name, True, self._read_between
-        self._properties = property_schemas(self._tools[name])
+        self._set_tool(name)
+        self.started, self._step = True, self._read_between
         return rest, True
-
-    def _fail(self, text: str, cut: int) -> tuple[str, bool]:
-        """End the reading: the first `cut` characters show that the text is not a call."""
-        self.failed = self.ended = True
-        self._raw = text[:cut]
-        return text[cut:], False
 
     def _read_between(self, text: str) -> tuple[str, bool]:
         text = text.lstrip(WHITESPACE)
@@ -138,9 +99,7 @@ class XmlCallReader:
 
     def _begin_argument(self, key: str) -> None:
         """Write the key of an argument whose value follows."""
-        self._new_arguments.append(
-            ("{" if not self._keys else ", ") + json.dumps(key, ensure_ascii=False) + ": "
-        )
+        self._new_arguments.append(self._key_as_json(key))
         self._keys.add(key)
         self._schema = self._properties.get(key)
         self._step = self._begin_value
@@ -181,11 +140,6 @@ class XmlCallReader:
         self._step = self._read_between
         return rest, True
 
-    def _end_call(self, rest: str) -> tuple[str, bool]:
-        self._new_arguments.append("}" if self._keys else "{}")
-        self.ended = True
-        return rest, False
-
 
 class XmlParser(MarkerParser):
     """Parser of calls between tags, with content before, between and after the calls."""
@@ -200,12 +154,6 @@ class XmlParser(MarkerParser):
 
     def _call_ended(self, failed: bool) -> None:
         """Do nothing: nothing outside a call depends on the previous call."""
-
-
-def property_schemas(schema: Any) -> Mapping[str, Any]:
-    """Return the schemas of the properties that an object schema describes, by property name."""
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    return properties if isinstance(properties, dict) else {}
 
 
 def schema_types(schema: Any) -> set[str]:
