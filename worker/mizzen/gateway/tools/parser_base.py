@@ -270,6 +270,19 @@ class MarkerParser(ABC):
         self._pending = text[cut:]
         return "", ""
 
+    def _take_marker(self, text: str) -> tuple[str, str] | None:
+        """Return the marker that a text begins with, and the text after it; None if it begins with none.
+
+        If the text is the beginning of a marker, hold it back and return two empty strings.
+        """
+        for marker in self.markers:
+            if text.startswith(marker):
+                return marker, text[len(marker) :]
+        if any(marker.startswith(text) for marker in self.markers):
+            self._pending = text
+            return "", ""
+        return None
+
     def _expect_object(self) -> None:
         """Make a reader parse the text that follows; it expects a call in the form of a JSON object."""
         self._reader = CallReader(self._names)

@@ -67,12 +67,9 @@ class GlmParser(MarkerParser):
         if at:
             self._output.add_content(text[:at])
             return text[at:]
-        for marker in self.markers:
-            if text.startswith(marker):
-                return text[len(marker) :]
-        if any(marker.startswith(text) for marker in self.markers):
-            self._pending = text
-            return ""
+        taken = self._take_marker(text)
+        if taken is not None:
+            return taken[1]
         self._reader = NameLineReader(self._names)
         return text
 

@@ -59,15 +59,13 @@ class BareListParser(MarkerParser):
             self._output.add_content(text[:at])
         if at:
             return text[at:]
-        for marker in self.markers:
-            if text.startswith(marker):
-                if marker in self.ends:
-                    self._leave_calls()
-                return text[len(marker) :]
-        if any(marker.startswith(text) for marker in self.markers):
-            self._pending = text
-            return ""
-        return self._in_call_list(text)
+        taken = self._take_marker(text)
+        if taken is None:
+            return self._in_call_list(text)
+        marker, rest = taken
+        if marker in self.ends:
+            self._leave_calls()
+        return rest
 
     def _in_call_list(self, text: str) -> str:
         first = text[0]

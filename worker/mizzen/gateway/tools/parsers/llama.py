@@ -27,11 +27,9 @@ class LlamaParser(MarkerParser):
         if at:
             self._output.add_content(text[:at])
             return text[at:]
-        if text.startswith(TAG):
-            return text[len(TAG) :]
-        if TAG.startswith(text):
-            self._pending = text
-            return ""
+        taken = self._take_marker(text)
+        if taken is not None:
+            return taken[1]
         if text[0] == "{":
             self._expect_object()
             return text
