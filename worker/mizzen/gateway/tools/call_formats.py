@@ -160,7 +160,7 @@ def cohere_list(calls: Calls, allow_parallel: bool, tokenizer: Tokenizer) -> For
     ]
     return structural_tags.sequence(
         structural_tags.text("[\n"),
-        structural_tags.repeated(structural_tags.either(*items), ",\n", allow_parallel),
+        structural_tags.repeated(items, ",\n", allow_parallel),
         structural_tags.text("\n]"),
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.gateway.tools import structural_tags
-from mizzen.gateway.tools.call_formats import Calls, CallSchema, FormatBuilder, marked_formats
+from mizzen.gateway.tools.call_formats import Calls, CallSchema, marked_formats
 from mizzen.gateway.tools.structural_tags import Format
 
 MAX_OPTIONAL = 24
@@ -83,12 +83,12 @@ def optional_arguments(arguments: list[Format], following: bool) -> list[Format]
 
 def olmo_calls(calls: Calls, allow_parallel: bool, tokenizer: Tokenizer) -> Format:
     """Return the format of calls with a line break between them."""
-    return structural_tags.repeated(structural_tags.either(*map(python_call, calls)), "\n", allow_parallel)
+    return structural_tags.repeated([*map(python_call, calls)], "\n", allow_parallel)
 
 
 def python_list(calls: Calls, allow_parallel: bool, tokenizer: Tokenizer) -> Format:
     """Return the format of a list of calls."""
-    items = structural_tags.repeated(structural_tags.either(*map(python_call, calls)), ", ", allow_parallel)
+    items = structural_tags.repeated([*map(python_call, calls)], ", ", allow_parallel)
     return structural_tags.sequence(structural_tags.text("["), items, structural_tags.text("]"))
 
 
@@ -99,6 +99,4 @@ def python_free(calls: Calls, allow_parallel: bool, tokenizer: Tokenizer) -> For
     return structural_tags.either(listed, structural_tags.any_text(*heads))
 
 
-OLMO_FORMATS: tuple[FormatBuilder, FormatBuilder] = marked_formats(
-    "<function_calls>", "</function_calls>", olmo_calls
-)
+OLMO_FORMATS = marked_formats("<function_calls>", "</function_calls>", olmo_calls)

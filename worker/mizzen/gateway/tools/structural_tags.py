@@ -64,8 +64,12 @@ def optional(content: Format) -> Format:
     return {"type": "optional", "content": content}
 
 
-def repeated(item: Format, separator: str, allow_parallel: bool) -> Format:
-    """Return the format of one item or, with `allow_parallel`, of several items joined by a separator."""
+def repeated(items: Sequence[Format], separator: str, allow_parallel: bool) -> Format:
+    """Return the format of one item or, with `allow_parallel`, of several items joined by a separator.
+
+    Unlike `separated`, it allows items that are not tags.
+    """
+    item = either(*items)
     if not allow_parallel:
         return item
     return sequence(item, {"type": "star", "content": sequence(text(separator), item)})
