@@ -171,7 +171,7 @@ class MarkerParser(ABC):
         self._tools = tools
         self._names = frozenset(tools)
         self._ignored: frozenset[str] = frozenset()
-        """Names whose calls are dropped."""
+        """Names, besides those of the tools, of calls that are dropped."""
         self._output = OutputCollector(stop)
         self._reader: ToolCallReader | None = None
         self._pending = ""

@@ -83,7 +83,7 @@ class BareListParser(MarkerParser):
 
     def _create_reader(self, first: str) -> ToolCallReader | None:
         """Return a reader of a call that starts with the character `first`; None if no call does."""
-        return CallReader(self._names) if first == "{" else None
+        return CallReader(self._names | self._ignored) if first == "{" else None
 
     def _leave_calls(self) -> None:
         self._add_content("")
@@ -156,9 +156,6 @@ class CommandRParser(FencedListParser):
     def __init__(self, tools: ArgumentSchemas, stop: tuple[str, ...] = ()) -> None:
         super().__init__(tools, stop)
         self._ignored = DIRECT_ANSWERS - self._names
-
-    def _create_reader(self, first: str) -> ToolCallReader | None:
-        return CallReader(self._names | self._ignored) if first == "{" else None
 
     def _opened_fence(self) -> bool:
         return True
