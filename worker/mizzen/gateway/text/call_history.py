@@ -172,10 +172,9 @@ def arrange_calls(messages: Sequence[TemplateMessage], form: CallForm) -> list[T
         arranged += _arrange_turn(messages[index:end], form)
         index = end
     if form.calls_as_metadata:
-        is_result = [message.get("role") == "tool" for message in arranged]
         return [
-            {**message, "role": "observation"} if result else message
-            for message, result in zip(arranged, is_result, strict=True)
+            {**message, "role": "observation"} if message.get("role") == "tool" else message
+            for message in arranged
         ]
     return _results_as_user(arranged) if form.results_as_user else arranged
 
@@ -212,7 +211,8 @@ def _arrange_turn(turn: Sequence[TemplateMessage], form: CallForm) -> Iterator[T
         yield from results
         return
     if form.calls_as_metadata:
-        yield from [{**rest, "content": content}] if content else []
+        if content:
+            yield {**rest, "content": content}
         for function in (call.get("function") or {} for call in calls):
             arguments = arguments_text(function.get("arguments"))
             yield {"role": message["role"], "metadata": function.get("name"), "content": arguments}
