@@ -16,10 +16,10 @@ from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.gateway.tools import call_formats as formats
 from mizzen.gateway.tools import python_formats
 from mizzen.gateway.tools.call_formats import FormatBuilder
-from mizzen.gateway.tools.parser_base import ArgumentSchemas, ToolParser
+from mizzen.gateway.tools.parser_base import ArgumentSchemas, MarkerParser, ToolParser
 from mizzen.gateway.tools.parsers import glm, glm_xml, lists, pythonic
 from mizzen.gateway.tools.parsers.hermes import BEGIN, HermesParser
-from mizzen.gateway.tools.parsers.llama import TAG, LlamaParser
+from mizzen.gateway.tools.parsers.llama import LlamaParser
 from mizzen.gateway.tools.parsers.mistral import MARKER, MistralParser
 from mizzen.gateway.tools.parsers.qwen_xml import XmlParser
 from mizzen.gateway.tools.parsers.qwen_xml_tags import FUNCTION, PARAMETER, SEED_CALL
@@ -63,68 +63,46 @@ def mistral_call_id(call_id: str) -> str:
     return "".join(_BASE36[number // 36**place % 36] for place in range(_MISTRAL_ID))
 
 
+def marker_family(
+    name: str,
+    parser: type[MarkerParser],
+    forced: FormatBuilder,
+    free: FormatBuilder,
+    *,
+    call_id: Callable[[str], str] = str,
+) -> ToolFamily:
+    """Return a family whose parser needs all its markers, even if they are special tokens."""
+    return ToolFamily(name, parser, forced, free, shown_tokens=parser.markers, call_id=call_id)
+
+
 HERMES = ToolFamily("hermes", HermesParser, *formats.tagged_formats(formats.hermes_call))
 QWEN_XML = ToolFamily("qwen3-coder", XmlParser, *formats.tagged_formats(formats.xml_call))
-LLAMA = ToolFamily("llama3", LlamaParser, formats.llama_forced, formats.llama_free, shown_tokens=(TAG,))
-MISTRAL = ToolFamily(
-    "mistral",
-    MistralParser,
-    *formats.MISTRAL_FORMATS,
-    shown_tokens=MistralParser.markers,
-    call_id=mistral_call_id,
+LLAMA = marker_family("llama3", LlamaParser, formats.llama_forced, formats.llama_free)
+MISTRAL = marker_family("mistral", MistralParser, *formats.MISTRAL_FORMATS, call_id=mistral_call_id)
+GRANITE = marker_family("granite", lists.GraniteParser, *formats.marked_formats("<|tool_call|>"))
+PHI4_MINI = marker_family(
+    "phi4-mini", lists.GraniteParser, *formats.marked_formats("<|tool_call|>", "<|/tool_call|>")
 )
-GRANITE = ToolFamily(
-    "granite",
-    lists.GraniteParser,
-    *formats.marked_formats("<|tool_call|>"),
-    shown_tokens=lists.GraniteParser.markers,
-)
-PHI4_MINI = ToolFamily(
-    "phi4-mini",
-    lists.GraniteParser,
-    *formats.marked_formats("<|tool_call|>", "<|/tool_call|>"),
-    shown_tokens=lists.GraniteParser.markers,
-)
-COHERE = ToolFamily(
+COHERE = marker_family(
     "cohere",
     lists.CohereParser,
     *formats.marked_formats("<|START_ACTION|>", "<|END_ACTION|>", formats.cohere_list),
-    shown_tokens=lists.CohereParser.markers,
 )
 COMMAND_R = ToolFamily("command-r", lists.CommandRParser, *formats.COMMAND_R_FORMATS)
-HUNYUAN = ToolFamily(
-    "hunyuan",
-    lists.HunyuanParser,
-    *formats.marked_formats("<tool_calls>", "</tool_calls>"),
-    shown_tokens=lists.HunyuanParser.markers,
+HUNYUAN = marker_family(
+    "hunyuan", lists.HunyuanParser, *formats.marked_formats("<tool_calls>", "</tool_calls>")
 )
-GLM = ToolFamily(
-    "glm4", glm.GlmParser, formats.glm_forced, formats.glm_free, shown_tokens=glm.GlmParser.markers
-)
+GLM = marker_family("glm4", glm.GlmParser, formats.glm_forced, formats.glm_free)
 GLM_XML = ToolFamily(
     "glm45",
     glm_xml.GlmXmlParser,
     *formats.tagged_formats(formats.glm_xml_call),
     shown_tokens=glm_xml.TAGS,
 )
-SEED = ToolFamily(
-    "seed-oss",
-    XmlParser,
-    *formats.tagged_formats(formats.seed_call, SEED_CALL),
-    shown_tokens=XmlParser.markers,
-)
-OLMO = ToolFamily(
-    "olmo3",
-    pythonic.OlmoParser,
-    *python_formats.OLMO_FORMATS,
-    shown_tokens=pythonic.OlmoParser.markers,
-)
-PYTHONIC = ToolFamily(
-    "pythonic",
-    pythonic.PythonicParser,
-    python_formats.python_list,
-    python_formats.python_free,
-    shown_tokens=pythonic.PythonicParser.markers,
+SEED = marker_family("seed-oss", XmlParser, *formats.tagged_formats(formats.seed_call, SEED_CALL))
+OLMO = marker_family("olmo3", pythonic.OlmoParser, *python_formats.OLMO_FORMATS)
+PYTHONIC = marker_family(
+    "pythonic", pythonic.PythonicParser, python_formats.python_list, python_formats.python_free
 )
 BARE = ToolFamily("json", lists.BareListParser, formats.bare_list, formats.bare_list)
 """Family of models whose syntax is unknown: only forced calls are supported, written as a JSON list."""
