@@ -63,6 +63,19 @@ def check_has_config(folder: Path) -> None:
     )
 
 
+def read_tokenizer(folder: Path) -> bytes | None:
+    """Return a model's `tokenizer.json`, converted if necessary; None if the folder has no tokenizer.
+
+    Raises:
+        ModelFolderError: the tokenizer cannot be converted.
+        OSError: the file `tokenizer.json` cannot be read.
+    """
+    try:
+        return read_tokenizer_json(folder)
+    except TokenizerConversionError as error:
+        raise ModelFolderError(f"--model: {error}") from error
+
+
 def read_model_files(folder: Path) -> dict[str, bytes]:
     """Return the tokenizer and configuration files of a model folder, by name.
 
@@ -88,10 +101,7 @@ def read_model_files(folder: Path) -> dict[str, bytes]:
         except OSError as error:
             raise ModelFolderError(f"cannot read {path}: {error.strerror}") from error
     if TOKENIZER not in files:
-        try:
-            converted = read_tokenizer_json(folder)
-        except TokenizerConversionError as error:
-            raise ModelFolderError(f"--model: {error}") from error
+        converted = read_tokenizer(folder)
         if converted is not None:
             files[TOKENIZER] = converted
     return files

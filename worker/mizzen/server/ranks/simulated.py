@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mizzen.common.tokenizer_json import TokenizerConversionError, read_tokenizer_json
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.scheduler import Scheduler
 from mizzen.core.step_plan import StepPlan
@@ -24,7 +23,7 @@ from mizzen.engine.simulated.engine import (
     hashed,
     make_simulated_runner,
 )
-from mizzen.server.model_files import ModelFolderError
+from mizzen.server.model_files import ModelFolderError, read_tokenizer
 from mizzen.server.ranks.leader import EngineLoader, StartupReporter, exit_process, main
 from mizzen.server.ranks.links import RankLinks
 from mizzen.server.simulate_config import SimulateConfig
@@ -54,10 +53,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _load_tokenizer(folder: Path) -> Any:
-    try:
-        content = read_tokenizer_json(folder)
-    except TokenizerConversionError as error:
-        raise ModelFolderError(f"--model: {error}") from error
+    content = read_tokenizer(folder)
     if content is None:
         raise ModelFolderError(f"{folder / 'tokenizer.json'} is missing")
     from tokenizers import Tokenizer
