@@ -37,7 +37,7 @@ GARBAGE: dict[str, bytes] = {
     "http2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0",
     "http 0.9": b"GET /\r\n\r\n",
     "no version": b"POST /v1/chat/completions\r\n\r\n",
-    "a method of its own": b"BREW /v1/chat/completions HTTP/1.1\r\nhost: x\r\n\r\n",
+    "an unknown method": b"BREW /v1/chat/completions HTTP/1.1\r\nhost: x\r\n\r\n",
     "a header without colon": HEAD + b"nonsense\r\n\r\n",
     "a header with NUL": HEAD + b"x: a\0b\r\n\r\n",
     "folded header": HEAD + b"x: a\r\n b\r\n\r\n",

@@ -246,7 +246,7 @@ class Tenant:
         await self._consume("tokens", tokens)
 
     def settle(self, reserved: int, used: int) -> None:
-        """Charge the tokens that a request used, and give back the tokens that were reserved for it."""
+        """Charge the tokens that a request used, and refund the tokens that were reserved for it."""
         if self.tokens is not None:
             self.tokens.refund(reserved - used)
 

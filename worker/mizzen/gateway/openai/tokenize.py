@@ -197,5 +197,5 @@ def tokenize_generations(request: TokenizeRequest, families: FamilyOptions) -> l
 
 
 def token_strings(text: TextModel, ids: list[int]) -> list[str]:
-    """Return the text of each token; U+FFFD stands for a part of a character."""
+    """Return the text of each token; U+FFFD replaces a part of a character."""
     return [text.tokenizer.token_bytes(token).decode(errors="replace") for token in ids]

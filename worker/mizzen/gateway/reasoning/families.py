@@ -78,7 +78,7 @@ class ReasoningFamily:
 
 
 def wrap_answer(content: Format, tags: AnswerTags, tokenizer: Tokenizer) -> Format:
-    """Return the format of content that may be between tags; a tag may have its own line."""
+    """Return the format of content that may be between tags; a line break may separate it from each tag."""
     line_break = {"type": "regex", "pattern": r"\n?"}
     begin = structural_tags.sequence(structural_tags.marker_format(tokenizer, tags.begin), line_break)
     end = structural_tags.sequence(line_break, structural_tags.marker_format(tokenizer, tags.end))

@@ -14,7 +14,7 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 OTHER_LABEL = "other"
-"""Label value that stands for all values that are not known in advance, such as names of unknown models."""
+"""Label value that replaces all values that are not known in advance, such as names of unknown models."""
 
 
 class FastCounter:

@@ -36,7 +36,7 @@ class _Usage:
 
 @dataclass(slots=True, eq=False)
 class KeyUsage:
-    """Counters of at most `MAX_KEYS` keys, and of `other`, which stands for the rest.
+    """Counters of at most `MAX_KEYS` keys, and of `other`, which counts the rest.
 
     The first keys that send requests get series. After every `REVIEW_REQUESTS` requests, a key of the rest
     that has recently sent twice as many requests as the least busy key with series takes the place of that

@@ -95,7 +95,7 @@ class ModelMetrics:
 
 
 class Metrics:
-    """All metrics of one gateway process, in a registry of their own."""
+    """All metrics of one gateway process, in a separate registry."""
 
     def __init__(self, models: Callable[[], Collection[str]] = tuple) -> None:
         """Create all metrics; `models` returns the names of the served models."""

@@ -180,7 +180,7 @@ class TextModels:
     def add(self, model: TextModel) -> None:
         """Add a text model; if there are more than `MAX_LOADED`, drop the least recently used one.
 
-        Engines that use the dropped model can still do so, because they hold references of their own.
+        Engines that use the dropped model can still do so, because they hold references to it.
         """
         self._models[model.name] = model
         while len(self._models) > MAX_LOADED:

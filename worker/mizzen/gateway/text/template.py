@@ -69,7 +69,7 @@ class ChatTemplate:
         """Build a model's chat template; return None if it has none. `files` maps file names to contents.
 
         `chat_template.jinja` takes precedence over the template in `tokenizer_config.json`. Additional
-        templates are in a folder of their own.
+        templates are in a separate folder.
 
         Raises:
             TemplateError: a file is not valid JSON or UTF-8, or a template is invalid.

@@ -115,7 +115,7 @@ class Tokenizer:
 
     @functools.cached_property
     def characters_per_token(self) -> int:
-        """Maximum number of characters that one token stands for; 0 if unbounded.
+        """Maximum number of characters in the text of one token; 0 if unbounded.
 
         Byte-level BPE has a bound, because it never drops a byte, and never maps a run of unknown characters
         to a single token.
@@ -141,7 +141,7 @@ class Tokenizer:
         return batch[0].ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text that token ids stand for; ids outside the vocabulary are ignored."""
+        """Return the text of tokens, given their ids; ids outside the vocabulary are ignored."""
         if len(ids) > GIL_FREE_TOKENS:  # the batch call releases the GIL
             return self._inner.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
         return self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)

@@ -174,7 +174,7 @@ class CallReader:
         """Return the JSON text of the arguments; None if they are not an object.
 
         Two other forms that some models write are accepted: a JSON string that holds an object, and null,
-        which stands for an empty object.
+        which means an empty object.
         """
         if value_text.startswith("{"):
             return value_text

@@ -120,9 +120,10 @@ NAMES = ("auto", "none", *FAMILIES)
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """Rule that detects a family by strings in the chat template; None stands for an unsupported family."""
+    """Rule that detects a family by strings in the chat template."""
 
     family: ToolFamily | None
+    """Family of the models; None if it is unsupported."""
     contains: tuple[str, ...]
     """Strings that the template must contain."""
     lacks: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ CAPACITY = 8 << 20
 """Default size of the ring in bytes. It is enough for the plans of hundreds of decode steps, or for the plan
 of a prefill chunk of a million tokens."""
 LINE = 8
-"""Number of 8-byte counters in a cache line; each process writes to a cache line of its own."""
+"""Number of 8-byte counters in a cache line; each process writes to a different cache line."""
 SPIN_SECONDS = 50e-6
 """Time for which a reader polls before it sleeps."""
 REREAD_SECONDS = 0.05
