@@ -8,7 +8,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mizzen.gateway.requests.output import OutputDelta
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.gateway.tools.families import (
     BARE,
@@ -31,40 +30,12 @@ from tool_call_texts import (
     Calls,
     Parsed,
     garbage,
+    join_deltas,
     made_calls,
+    parse,
     plain_texts,
     split_pieces,
 )
-
-
-def join_deltas(deltas: Sequence[OutputDelta]) -> Parsed:
-    """Return the content and calls of all deltas, and check that they are ordered as OpenAI streams them."""
-    content = "".join(delta.content for delta in deltas)
-    calls: Calls = []
-    ids: set[str] = set()
-    for piece in (piece for delta in deltas for piece in delta.tool_calls):
-        if piece.id is not None:
-            assert piece.id.startswith("call_")
-            assert piece.name is not None
-            assert piece.index == len(calls)
-            ids.add(piece.id)
-            calls.append((piece.name, piece.arguments))
-        else:
-            assert piece.index == len(calls) - 1
-            assert piece.arguments
-            calls[-1] = (calls[-1][0], calls[-1][1] + piece.arguments)
-    assert len(ids) == len(calls)
-    return content, calls
-
-
-def parse(family: ToolFamily, pieces: Sequence[str]) -> Parsed:
-    parser = family.parser(TOOLS)
-    deltas = [parser.feed(piece) for piece in pieces]
-    deltas.append(parser.end())
-    output = join_deltas(deltas)
-    assert parser.call_count == len(output[1])
-    return output
-
 
 # ── properties ──────────────────────────────────────────────────────────────────────────────────────────────
 

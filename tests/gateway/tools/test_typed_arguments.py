@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mizzen.gateway.requests.output import OutputDelta
 from mizzen.gateway.tools.families import (
     COMMAND_R,
     GLM_XML,
@@ -22,7 +21,7 @@ from mizzen.gateway.tools.families import (
     SEED,
     ToolFamily,
 )
-from tool_call_texts import TOOLS, garbage, plain_texts, split_pieces
+from tool_call_texts import TOOLS, garbage, join_deltas, parse, plain_texts, split_pieces
 
 TypedCalls = list[tuple[str, dict[str, Any]]]
 
@@ -58,31 +57,19 @@ PYTHON = [
 ]
 
 
-def parse(family: ToolFamily, pieces: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
-    parser = family.parser(TOOLS)
-    return merge([*map(parser.feed, pieces), parser.end()])
+def as_text(value: Any) -> str:
+    """Return a value as models write it between tags: strings unquoted, other values as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
-def merge(deltas: Sequence[OutputDelta]) -> tuple[str, list[tuple[str, str]]]:
-    """Return the content and the calls of all deltas."""
-    calls: list[tuple[str, str]] = []
-    for piece in (piece for delta in deltas for piece in delta.tool_calls):
-        if piece.name is not None:
-            calls.append((piece.name, ""))
-        calls[-1] = (calls[-1][0], calls[-1][1] + piece.arguments)
-    return "".join(delta.content for delta in deltas), calls
-
-
-def tagged_text(begin: str, end: str, before: str, after: str) -> Callable[[str, TypedCalls], str]:
-    """Return a writer of calls in Qwen3-Coder's syntax: strings unquoted, other values as JSON."""
+def tagged_text(begin: str, end: str) -> Callable[[str, TypedCalls], str]:
+    """Return a writer of calls in Qwen3-Coder's syntax, with certain outer tags."""
 
     def write(content: str, calls: TypedCalls) -> str:
         parts = [content]
         for name, arguments in calls:
             written = "".join(
-                f"<parameter={key}>{before}{value if isinstance(value, str) else json.dumps(value)}{after}"
-                f"</parameter>\n"
-                for key, value in arguments.items()
+                f"<parameter={key}>\n{as_text(value)}\n</parameter>\n" for key, value in arguments.items()
             )
             parts.append(f"\n{begin}\n<function={name}>\n{written}</function>\n{end}")
         return "".join(parts)
@@ -94,8 +81,7 @@ def glm_xml_text(content: str, calls: TypedCalls) -> str:
     parts = [content]
     for name, arguments in calls:
         written = "".join(
-            f"<arg_key>{key}</arg_key>\n<arg_value>"
-            f"{value if isinstance(value, str) else json.dumps(value)}</arg_value>\n"
+            f"<arg_key>{key}</arg_key>\n<arg_value>{as_text(value)}</arg_value>\n"
             for key, value in arguments.items()
         )
         parts.append(f"\n<tool_call>{name}\n{written}</tool_call>")
@@ -117,8 +103,8 @@ def python_text(content: str, calls: TypedCalls) -> str:
 
 
 WRITERS: dict[str, tuple[ToolFamily, Callable[[str, TypedCalls], str]]] = {
-    "qwen3-coder": (QWEN_XML, tagged_text("<tool_call>", "</tool_call>", "\n", "\n")),
-    "seed-oss": (SEED, tagged_text("<seed:tool_call>", "</seed:tool_call>", "\n", "\n")),
+    "qwen3-coder": (QWEN_XML, tagged_text("<tool_call>", "</tool_call>")),
+    "seed-oss": (SEED, tagged_text("<seed:tool_call>", "</seed:tool_call>")),
     "glm45": (GLM_XML, glm_xml_text),
     "olmo3": (OLMO, olmo_text),
     "pythonic": (PYTHONIC, python_text),
@@ -163,7 +149,7 @@ def test_literals_become_json_whatever_the_model_writes(
     text = ("<function_calls>" if family is OLMO else "[") + "weather(" + text
     check_split(family, text, data)
     parser = family.parser(TOOLS)
-    _, calls = merge([parser.feed(text), parser.end()])
+    _, calls = join_deltas([parser.feed(text), parser.end()])
     for index, (_, arguments) in enumerate(calls):
         arguments.encode()
         if index < len(calls) - 1 or not parser.call_open:

@@ -1,13 +1,14 @@
-"""Tool calls as the models of each family write them, and strategies that generate such texts."""
+"""Tool calls as the models of each family write them, strategies that generate such texts, and parsing."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
+from mizzen.gateway.requests.output import OutputDelta
 from mizzen.gateway.tools.families import (
     BARE,
     COHERE,
@@ -208,3 +209,33 @@ def split_pieces(draw: st.DrawFn, text: str) -> list[str]:
     """Split a text at random positions, and return the pieces."""
     places = draw(st.lists(st.integers(0, len(text)), max_size=12).map(sorted))
     return [text[i:j] for i, j in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+def join_deltas(deltas: Sequence[OutputDelta]) -> Parsed:
+    """Return the content and calls of all deltas, and check that they are ordered as OpenAI streams them."""
+    content = "".join(delta.content for delta in deltas)
+    calls: Calls = []
+    ids: set[str] = set()
+    for piece in (piece for delta in deltas for piece in delta.tool_calls):
+        if piece.id is not None:
+            assert piece.id.startswith("call_")
+            assert piece.name is not None
+            assert piece.index == len(calls)
+            ids.add(piece.id)
+            calls.append((piece.name, piece.arguments))
+        else:
+            assert piece.index == len(calls) - 1
+            assert piece.arguments
+            calls[-1] = (calls[-1][0], calls[-1][1] + piece.arguments)
+    assert len(ids) == len(calls)
+    return content, calls
+
+
+def parse(family: ToolFamily, pieces: Sequence[str]) -> Parsed:
+    """Return the content and the calls that a family's parser finds in the pieces of an output."""
+    parser = family.parser(TOOLS)
+    deltas = [parser.feed(piece) for piece in pieces]
+    deltas.append(parser.end())
+    output = join_deltas(deltas)
+    assert parser.call_count == len(output[1])
+    return output
