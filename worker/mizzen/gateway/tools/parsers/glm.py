@@ -35,7 +35,7 @@ class NameLineReader(HeadedCallReader):
         name = self._head.rstrip(WHITESPACE)
         space = self._head[len(name) :]
         if character == "{" and "\n" in space and name in self._names:
-            self.name, self.started = name, True
+            self._start(name)
             return at
         if character in WHITESPACE:
             possible = name in self._names and len(space) < MAX_SPACE

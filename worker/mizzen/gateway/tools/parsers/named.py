@@ -58,8 +58,12 @@ class HeadedCallReader(ABC):
     def _read_head(self, text: str) -> int:
         """Move the beginning of a text to `_head`; return the index after it.
 
-        Set `name` and `started` if the arguments follow, and `failed` if the text is not a call.
+        Call `_start` if the arguments follow, and set `failed` if the text is not a call.
         """
+
+    def _start(self, name: str) -> None:
+        """Start the call of the tool `name`, whose arguments follow."""
+        self.name, self.started = name, True
 
 
 class NamedCallReader(HeadedCallReader):
@@ -78,14 +82,12 @@ class NamedCallReader(HeadedCallReader):
         brace = text.find("{", 0, limit)
         at = brace if brace >= 0 else min(len(text), limit)
         self._head += text[:at]
-        if brace >= 0:
-            self._begin()
-        else:
+        if brace < 0:
             self.failed = len(self._head) == MAX_HEAD
-        return at
-
-    def _begin(self) -> None:
+            return at
         head = self._head_pattern.fullmatch(self._head)
-        self.name = head[1] if head is not None and head[1] in self._names else None
-        self.started = self.name is not None
-        self.failed = not self.started
+        if head is not None and head[1] in self._names:
+            self._start(head[1])
+        else:
+            self.failed = True
+        return at
