@@ -123,20 +123,29 @@ def test_rotations_and_additions_are_fused_where_they_are_plain(
     assert (model.defers_rotation, model.deferred_adds.active) == (rotation, additions)
 
 
+def hook_layer(monkeypatch: pytest.MonkeyPatch, index: int, hook: Any) -> None:
+    """Let a forward hook change the output of a decoder layer in each model of Transformers that is built."""
+    make = loading.make_transformers_model
+
+    def make_hooked(*args: Any, **options: Any) -> Any:
+        model = make(*args, **options)
+        model.base.layers[index].register_forward_hook(hook)
+        return model
+
+    monkeypatch.setattr(loading, "make_transformers_model", make_hooked)
+
+
 def test_additions_are_not_fused_if_the_model_changes_the_stream(
     kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hook changes the residual stream between the layers, as the code of a model may do."""
     reference = kit.save_model(tmp_path, "llama")
-    make = loading.make_transformers_model
 
-    def make_hooked(*args: Any, **options: Any) -> Any:
-        model = make(*args, **options)
-        model.base.layers[0].register_forward_hook(lambda module, inputs, output: output * 2)
-        return model
+    def double(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return output * 2
 
-    reference.model.layers[0].register_forward_hook(lambda module, inputs, output: output * 2)
-    monkeypatch.setattr(loading, "make_transformers_model", make_hooked)
+    reference.model.layers[0].register_forward_hook(double)
+    hook_layer(monkeypatch, 0, double)
     check(kit, tmp_path, reference, "reference", model_implementation="transformers")
 
 
@@ -144,14 +153,7 @@ def test_a_model_whose_tokens_influence_each_other_is_refused(
     kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit.save_model(tmp_path, "llama")
-    make = loading.make_transformers_model
-
-    def make_mixing(*args: Any, **options: Any) -> Any:
-        model = make(*args, **options)
-        model.base.layers[1].register_forward_hook(lambda module, inputs, output: output.cumsum(dim=1))
-        return model
-
-    monkeypatch.setattr(loading, "make_transformers_model", make_mixing)
+    hook_layer(monkeypatch, 1, lambda module, inputs, output: output.cumsum(dim=1))
     with pytest.raises(ConfigError, match="tokens influence each other outside the attention"):
         kit.Bench(tmp_path, model_implementation="transformers")
 
