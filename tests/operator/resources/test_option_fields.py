@@ -29,7 +29,7 @@ from mizzen_operator.resources.option_fields import (
 from service_kit import META, SPEC
 
 CONFIG = OperatorConfig(engine_image="engine:1", gateway_image="gateway:1", gateway_role="role")
-CRD = Path(__file__).parents[3] / "crds/inferenceservices.yaml"
+CRD = yaml.safe_load((Path(__file__).parents[3] / "crds/inferenceservices.yaml").read_text())
 FULL: dict[str, Any] = {
     **SPEC,
     "model": {
@@ -130,7 +130,7 @@ def schema(field: str) -> dict[str, Any]:
     Raises:
         KeyError: the CRD has no such field.
     """
-    found = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    found = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     for name in field.split("."):
         found = found["properties"][name]
     return found
