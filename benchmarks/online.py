@@ -33,7 +33,6 @@ import asyncio
 import json
 import os
 import sys
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,13 @@ import aiohttp
 import numpy as np
 from common_parts.arguments import Help, above_zero, given_options, jsonable, natural, not_negative, positive
 from common_parts.lengths import lengths
-from online_parts.gateway_share import Histogram, describe_share, fetch_histograms, summarize_share
+from online_parts.gateway_share import (
+    READ_ERRORS,
+    Histogram,
+    describe_share,
+    fetch_histograms,
+    summarize_share,
+)
 from online_parts.recorded import Entry, read_trace, trace_requests, trace_sessions
 from online_parts.replay import Target, run
 from online_parts.summary import summarize
@@ -301,7 +306,7 @@ def try_histograms(urls: list[str]) -> dict[str, Histogram] | None:
     """Return the histograms of metrics pages; print why and return None if they cannot be read."""
     try:
         return fetch_histograms(urls)
-    except (OSError, HTTPException, ValueError) as error:
+    except READ_ERRORS as error:
         print(f"             no latency of the gateway: the metrics cannot be read: {error}")
         return None
 
@@ -342,7 +347,7 @@ def main() -> int:
     )
     try:
         fetch_histograms(args.metrics)
-    except (OSError, ValueError) as error:
+    except READ_ERRORS as error:
         sys.exit(f"--metrics {' '.join(args.metrics)}: the metrics cannot be read: {error}")
     print(f"{target.model} at {target.endpoint}; ms at p50/p90/p99")
     print(

@@ -7,6 +7,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -15,6 +16,8 @@ GATEWAY_TOKEN = "mizzen_gateway_inter_token_seconds"
 ENGINE_TOKEN = "mizzen_engine_inter_token_seconds"
 NAMES = (ADDED, GATEWAY_TOKEN, ENGINE_TOKEN)
 TIMEOUT = 10.0
+READ_ERRORS = (OSError, HTTPException, ValueError)
+"""Errors of `fetch_histograms` if a page cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ def fetch_histograms(urls: Iterable[str]) -> dict[str, Histogram]:
     """Return the histograms `NAMES`, summed over the metrics pages `urls`.
 
     Raises:
-        OSError: a page cannot be read.
+        OSError, HTTPException, ValueError: a page cannot be read (`READ_ERRORS`).
     """
     texts = []
     for url in urls:
