@@ -102,7 +102,11 @@ class SchemaChecker:
             self.waiting += subschemas(path, schema)
 
     def check_one(self, path: str, schema: Schema) -> None:
-        """Check the keywords of one schema, without its subschemas; `path` is its JSON pointer."""
+        """Check the keywords of one schema, without its subschemas; `path` is its JSON pointer.
+
+        The other checks rely on the first one: values that are neither schemas nor lists of schemas have the
+        right type.
+        """
         for name, value in schema.items():
             fault = find_keyword_fault(name, value)
             if fault is not None and (name != "type" or value == []):  # `schema_types` checks the names
@@ -161,7 +165,7 @@ class SchemaChecker:
             self.check_finite(path, keyword, value)
         if keyword in ("enum", "const") and "type" in schema:
             types = self.schema_types(path, schema) or set()
-            for entry in value if keyword == "enum" and isinstance(value, list) else [value]:
+            for entry in value if keyword == "enum" else [value]:
                 if not any(TYPES[name](entry) for name in types):
                     raise keyword_error(path, keyword, f"holds {entry!r}, which is not of the type beside it")
 
@@ -172,9 +176,9 @@ class SchemaChecker:
         except ValueError:
             raise keyword_error(path, keyword, "holds a number that is too large") from None
 
-    def check_reference(self, path: str, reference: Any) -> None:
+    def check_reference(self, path: str, reference: str) -> None:
         """Check that a reference points to a schema within the root schema."""
-        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        if reference != "#" and not reference.startswith("#/"):
             text = (
                 "must point into the schema itself with a JSON pointer (#/...), not with an $anchor or a URL"
             )
@@ -210,8 +214,6 @@ class SchemaChecker:
                     path, lengths[0], f'is not enforced beside "{other}": say it in a pattern'
                 )
         if "pattern" in schema:
-            if not isinstance(schema["pattern"], str):
-                raise keyword_error(path, "pattern", "must be a string")
             try:
                 check_pattern(schema["pattern"], quoted=True)
             except GrammarError as error:
@@ -241,12 +243,8 @@ class SchemaChecker:
         patterns = schema.get("patternProperties") or {}
         more = [name for name in EXTRA_MEMBERS if schema.get(name, False) is not False]
         required = schema.get("required") or []
-        if (
-            not isinstance(properties, dict)
-            or not isinstance(patterns, dict)
-            or not isinstance(required, list)
-        ):
-            raise keyword_error(path, "properties", "and patternProperties must be objects, required a list")
+        if not isinstance(properties, dict) or not isinstance(patterns, dict):
+            raise keyword_error(path, "properties", "and patternProperties must be objects")
         for name in required:
             if name not in properties:
                 raise keyword_error(path, "required", f'names {name!r}: describe it in "properties"')
