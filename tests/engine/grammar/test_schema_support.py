@@ -118,6 +118,7 @@ REFUSED: list[tuple[Any, str]] = [
     ),
     ({"type": "object", "patternProperties": {"a": {}, "b": {}}}, '"patternProperties"'),
     ({"type": "object", "patternProperties": {"a": {}}, "minProperties": 2}, '"minProperties"'),
+    ({"type": "object", "patternProperties": {"a": {}}, "minProperties": 2.0}, '"minProperties"'),
     ({"type": "object", "patternProperties": {"(": {}}}, "parenthesis"),
     ({"allOf": [{"type": "string"}, {"minLength": 2}]}, '"allOf"'),
     ({"allOf": [{"type": "integer"}], "minimum": 3}, '"minimum" at /'),

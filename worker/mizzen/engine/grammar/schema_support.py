@@ -266,12 +266,7 @@ class SchemaChecker:
                 raise keyword_error(path, "patternProperties", str(error)) from None
             if clash is not None:
                 raise keyword_error(path, "patternProperties", f"covers the property {clash!r}, too")
-        min_properties = schema.get("minProperties", 0)
-        if (
-            (patterns or more or "propertyNames" in schema)
-            and isinstance(min_properties, int)
-            and min_properties > 1
-        ):
+        if (patterns or more or "propertyNames" in schema) and schema.get("minProperties", 0) > 1:
             raise keyword_error(path, "minProperties", "above 1 is only enforced for described properties")
 
 
