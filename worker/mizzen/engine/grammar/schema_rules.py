@@ -16,7 +16,7 @@ from typing import Any
 
 import xgrammar
 
-from mizzen.common.json_schema import BOUNDS, CHOICES, EXTRA_MEMBERS, LENGTHS, Schema, resolve_pointer
+from mizzen.common.json_schema import CHOICES, EXTRA_MEMBERS, LENGTHS, NUMBER, Schema, resolve_pointer
 from mizzen.common.regex_support import any_json_character
 from mizzen.common.regex_tree import Node, Repeat
 from mizzen.engine.grammar.long_repetitions import RuleNames
@@ -144,12 +144,11 @@ class _Placeholders:
             low = int(kept.pop("minLength", 0))
             if low or high is not None:
                 most = None if high is None or high >= MAX_LENGTH else int(high)
-                lengths = Repeat(any_json_character(), low, most)
-                kept["pattern"] = self._pattern(lengths)
+                kept["pattern"] = self._pattern(Repeat(any_json_character(), low, most))
 
     def _prepare_numbers(self, kept: Schema) -> None:
         """Write whole numbers without a fraction, and bounds of integers as whole numbers."""
-        for name in (*_COUNTS, *BOUNDS, "multipleOf"):
+        for name in (*_COUNTS, *NUMBER):
             if isinstance(kept.get(name), float) and kept[name].is_integer():
                 kept[name] = int(kept[name])
         if kept.get("type") != "integer":
