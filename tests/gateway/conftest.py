@@ -318,6 +318,18 @@ def demo_engine() -> Iterator[str]:
 
 
 @pytest.fixture
+def live_demo(live: Any, demo_engine: str) -> Callable[..., Any]:
+    """Return a function that starts a gateway for the real engine, and returns it once the engine serves."""
+
+    async def start(**options: Any) -> LiveGateway:
+        gateway: LiveGateway = await live(demo_engine, wait=False, **options)
+        await wait_until(lambda: any(engine.serving for engine in gateway.gateway.table), 180)
+        return gateway
+
+    return start
+
+
+@pytest.fixture
 def second_engine() -> Iterator[str]:
     """The endpoint of an engine with the demo model; each test gets a new engine."""
     with real_engine() as endpoint:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -19,10 +19,8 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture
-async def gateway(live: Callable[..., Any], demo_engine: str, until: Any) -> AsyncIterator[Any]:
-    started = await live(demo_engine, wait=False)
-    await until(lambda: any(engine.serving for engine in started.gateway.table), 180)
-    yield started
+async def gateway(live_demo: Callable[..., Any]) -> Any:
+    return await live_demo()
 
 
 @pytest.fixture

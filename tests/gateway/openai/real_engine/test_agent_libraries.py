@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, Literal
 
 import agents
@@ -30,10 +30,9 @@ def look_up(word: Literal["mast", "hull"]) -> str:
 
 
 @pytest.fixture
-async def client(live: Callable[..., Any], demo_engine: str, until: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-    started = await live(demo_engine, wait=False, tool_parser="hermes")
-    await until(lambda: any(engine.serving for engine in started.gateway.table), 180)
-    yield started.client().with_options(timeout=120)
+async def client(live_demo: Callable[..., Any]) -> openai.AsyncOpenAI:
+    gateway = await live_demo(tool_parser="hermes")
+    return gateway.client().with_options(timeout=120)
 
 
 @pytest.mark.parametrize("model_class", [OpenAIChatModel, OpenAIResponsesModel])

@@ -30,11 +30,10 @@ def look_up(word: Literal["mast", "hull"]) -> str:
 
 @pytest.mark.parametrize("responses", [False, True])
 async def test_langchain_sums_a_streamed_call_and_continues(
-    live: Callable[..., Any], demo_engine: str, until: Any, responses: bool
+    live_demo: Callable[..., Any], responses: bool
 ) -> None:
     """Programs often add chunks from the first chunk with a call on, which must therefore hold its name."""
-    gateway = await live(demo_engine, wait=False, tool_parser="hermes")
-    await until(lambda: any(engine.serving for engine in gateway.gateway.table), 180)
+    gateway = await live_demo(tool_parser="hermes")
     model = ChatOpenAI(
         model="demo", base_url=f"{gateway.url}/v1", api_key=SecretStr("none"), max_retries=0,
         temperature=0, use_responses_api=responses, store=True,

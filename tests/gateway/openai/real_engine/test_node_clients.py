@@ -49,12 +49,11 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run_script(live: Run, demo_engine: str, until: Any, scripts: Path) -> Run:
+def run_script(live_demo: Run, scripts: Path) -> Run:
     """Return a function that runs a script against a new gateway, and returns what the script reports."""
 
     async def run(script: str, *arguments: str, **options: Any) -> Any:
-        gateway = await live(demo_engine, wait=False, tool_parser="hermes", **options)
-        await until(lambda: any(engine.serving for engine in gateway.gateway.table), 180)
+        gateway = await live_demo(tool_parser="hermes", **options)
         process = await asyncio.create_subprocess_exec(
             "node", script, gateway.url, *arguments,
             cwd=scripts, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -38,9 +38,8 @@ IGNORED = {
 
 
 @pytest.fixture
-async def http(live: Callable[..., Any], demo_engine: str, until: Any) -> AsyncIterator[httpx.AsyncClient]:
-    gateway = await live(demo_engine, wait=False, tool_parser="hermes")
-    await until(lambda: any(engine.serving for engine in gateway.gateway.table), 180)
+async def http(live_demo: Callable[..., Any]) -> AsyncIterator[httpx.AsyncClient]:
+    gateway = await live_demo(tool_parser="hermes")
     async with httpx.AsyncClient(base_url=gateway.url, timeout=120) as client:
         yield client
 
