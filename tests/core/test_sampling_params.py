@@ -22,6 +22,7 @@ from mizzen.gateway.responses.schemas import CHAT_FIELDS, ResponsesRequest
 from mizzen.wire.codec import encode, engine_decoder
 from mizzen.wire.messages import Generate, Sampling
 from mizzen.wire.server.request_validation import InvalidRequest, MessageValidator
+from source_code import parse_source
 
 WORKER = Path(__file__).parents[2] / "worker/mizzen"
 VALIDATION = MessageValidator(vocab_size=1000, context_length=100)
@@ -158,7 +159,7 @@ def test_the_engine_or_its_scheduler_reads_each_parameter(name: str) -> None:
     readers = []
     for folder in ("core", "engine"):
         for path in (WORKER / folder).rglob("*.py"):
-            nodes = ast.walk(ast.parse(path.read_text()))
+            nodes = ast.walk(parse_source(path.read_text()))
             if path.stem != "sampling_params" and any(
                 isinstance(node, ast.Attribute) and node.attr == name for node in nodes
             ):

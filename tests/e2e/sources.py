@@ -16,8 +16,8 @@ NAME, SECRET = "sources", "credentials"
 HOST = f"{NAME}.{TENANT}.svc"
 FILES = {
     "sources_pod.py": "tests/e2e/sources_pod.py",
-    "model_servers.py": "tests/shared/model_servers.py",
-    "oci_registry.py": "tests/shared/oci_registry.py",
+    "model_servers.py": "tests/shared/servers/model_servers.py",
+    "oci_registry.py": "tests/shared/servers/oci_registry.py",
 }
 
 

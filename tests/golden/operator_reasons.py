@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import mizzen_operator
+from source_code import parse_source
 
 WORD = re.compile(r"[A-Z][a-z0-9]+(?:[A-Z]+[a-z0-9]*)*")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -29,7 +30,7 @@ def load_modules() -> Iterator[tuple[ModuleType, ast.Module]]:
     """Yield every module of the operator, with its syntax tree."""
     for info in pkgutil.walk_packages(mizzen_operator.__path__, "mizzen_operator."):
         module = importlib.import_module(info.name)
-        yield module, ast.parse(inspect.getsource(module))
+        yield module, parse_source(inspect.getsource(module))
 
 
 def collect_reasons() -> dict[str, Any]:

@@ -29,6 +29,7 @@ from mizzen_operator.main import main
 from mizzen_operator.metrics import Metrics
 from mizzen_operator.resources import revision_hash as revisions
 from mizzen_operator.status.service_metrics import ServiceMetrics
+from source_code import parse_source
 
 ROOT = Path(__file__).parents[2]
 CRD = yaml.safe_load((ROOT / "crds/inferenceservices.yaml").read_text())
@@ -254,7 +255,7 @@ def test_names_of_labels_and_annotations_are_unchanged() -> None:
     names = {
         label
         for path in files
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parse_source(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         for label in LABEL.findall(node.value)
     }

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from source_code import parse_source
+
 ROOT = Path(__file__).parents[2]
 WORKER = ROOT / "worker/mizzen"
 
@@ -18,7 +20,7 @@ WORKER = ROOT / "worker/mizzen"
 @functools.cache
 def trees(folder: Path = WORKER) -> tuple[ast.Module, ...]:
     """Return the syntax trees of all modules below a folder."""
-    return tuple(ast.parse(path.read_text()) for path in sorted(folder.rglob("*.py")))
+    return tuple(parse_source(path.read_text()) for path in sorted(folder.rglob("*.py")))
 
 
 def literals(pattern: str, folder: Path = WORKER) -> list[str]:
@@ -98,5 +100,5 @@ def _keys(node: ast.expr) -> Iterator[str]:
 
 def function_keys(function: Any) -> list[str]:
     """Return the keys of all dict literals in a function, sorted."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    tree = parse_source(textwrap.dedent(inspect.getsource(function)))
     return sorted({key for key in _keys(tree) if isinstance(key, str)})

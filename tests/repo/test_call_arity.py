@@ -7,6 +7,8 @@ from collections import Counter
 
 from ratchets import ROOT, check, tracked
 
+from source_code import parse_source
+
 MOST = 5
 VARIADIC = {"_run_go", "kubectl", "logger.info"}
 """Functions whose positional arguments are a list: words of a command, or values of a log message."""
@@ -18,7 +20,7 @@ def test_calls_of_the_operator_name_their_arguments() -> None:
     for path in tracked(".py"):
         if path.parts[0] != "operator":
             continue
-        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        for node in ast.walk(parse_source((ROOT / path).read_text())):
             if not isinstance(node, ast.Call):
                 continue
             positional = sum(not isinstance(argument, ast.Starred) for argument in node.args)

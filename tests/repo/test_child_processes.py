@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from source_code import parse_source
+
 ROOT = Path(__file__).parents[2]
 INTERPRETER = "sys.executable"
 
 
 def find_commands(source: str) -> list[list[str]]:
     """Return the elements of all lists and tuples that begin with the interpreter, as source text."""
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.List, ast.Tuple))]
+    nodes = [node for node in ast.walk(parse_source(source)) if isinstance(node, (ast.List, ast.Tuple))]
     commands = [[ast.unparse(element) for element in node.elts] for node in nodes]
     return [command for command in commands if command[:1] == [INTERPRETER]]
 

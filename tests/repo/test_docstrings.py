@@ -11,6 +11,8 @@ from pathlib import Path
 
 from ratchets import ROOT, check, tracked
 
+from source_code import parse_source
+
 FOLDERS = ("worker/mizzen", "operator")
 HEADLESS = re.compile(r"(What|Whether|How|Why|Who(?:m|se)?|That|Those|Of)\b")
 """First words of incomplete sentences. Docstrings of Booleans may nevertheless begin with `Whether`."""
@@ -21,7 +23,7 @@ def sources() -> Iterator[tuple[Path, ast.Module]]:
     """Yield the modules of the product, with their paths."""
     for path in tracked(".py"):
         if path.is_relative_to(FOLDERS[0]) or path.is_relative_to(FOLDERS[1]):
-            yield path, ast.parse((ROOT / path).read_text())
+            yield path, parse_source((ROOT / path).read_text())
 
 
 def documented(tree: ast.Module) -> Iterator[tuple[Documented, str]]:

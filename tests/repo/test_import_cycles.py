@@ -8,6 +8,8 @@ from pathlib import Path
 
 from ratchets import ROOT, check, tracked
 
+from source_code import parse_source
+
 PACKAGES = ("worker", "operator")
 """Folders that contain packages; all other folders are on `sys.path` and contain top-level modules."""
 
@@ -37,7 +39,7 @@ def graph() -> dict[str, set[str]]:
     edges: dict[str, set[str]] = {name: set() for name in paths}
     for name, path in paths.items():
         folder = "" if path.parts[0] in PACKAGES else f"{path.parent}/"
-        for module, member in imported(ast.parse((ROOT / path).read_text())):
+        for module, member in imported(parse_source((ROOT / path).read_text())):
             candidates = (f"{module}.{member}", module, f"{folder}{module}", f"tests/shared/{module}")
             target = next((candidate for candidate in candidates if candidate in paths), None)
             if target is not None and target != name:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from source_code import parse_source
+
 ROOT = Path(__file__).parents[2]
 LAYERS = {"common", "core", "layers", "attention", "models", "weights", "parallel", "kernels"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -60,7 +62,7 @@ NO_TORCH = ("common", "core", "wire", "gateway", "fetch", "inspection", "command
 
 def imports(path: Path) -> set[str]:
     modules: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parse_source(path.read_text())):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -109,7 +111,7 @@ def operator_imports(package: str) -> dict[Path, set[str]]:
     imported: dict[Path, set[str]] = {}
     for path in files:
         imported[path] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parse_source(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "mizzen_operator":
                 inner = (node.module or "").split(".")[1:]
                 imported[path] |= {inner[0]} if inner else {alias.name for alias in node.names}

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from ratchets import ROOT, check, tracked
 
+from source_code import parse_source
+
 TAKEN = {*typing.__all__, *collections.abc.__all__, *vars(builtins)}
 """Names of Python's built-ins, and public names of `typing` and `collections.abc`."""
 
@@ -21,7 +23,7 @@ def classes(folder: str) -> dict[str, list[str]]:
     for path in tracked(".py"):
         if not path.is_relative_to(Path(folder)):
             continue
-        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        for node in ast.walk(parse_source((ROOT / path).read_text())):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{path}:{node.lineno} {node.name}")
     return places

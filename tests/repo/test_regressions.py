@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from source_code import parse_source
+
 ROOT = Path(__file__).parents[2]
 ISSUE = re.compile(r"^[A-Za-z][A-Za-z-]*(#|-)\d+$")
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -25,7 +27,7 @@ def rows() -> list[Row]:
 def names_in(path: Path) -> set[str]:
     """Return the names of all functions in a file."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parse_source(path.read_text(encoding="utf-8"))
     return {node.name for node in ast.walk(tree) if isinstance(node, functions)}
 
 

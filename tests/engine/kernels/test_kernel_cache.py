@@ -70,7 +70,7 @@ def test_a_full_disk_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setenv("MIZZEN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(nvrtc.os, "replace", replace)
+    monkeypatch.setattr(os, "replace", replace)
     assert compile_gemv()
     assert not list((tmp_path / "kernels").iterdir())
 

@@ -137,10 +137,22 @@ def _evaluate(body: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unknown escape sequences
         try:
-            tree = ast.parse(body, mode="eval")
+            tree = _parse(body)
         except SyntaxError:  # models write line breaks in strings
-            tree = ast.parse(_STRING.sub(_escape_line_breaks, body), mode="eval")
+            tree = _parse(_STRING.sub(_escape_line_breaks, body))
     return ast.literal_eval(_JsonNames().visit(tree))
+
+
+def _parse(body: str) -> ast.Expression:
+    """Return the syntax tree of an expression.
+
+    Before Python 3.11.8, `ast.parse` raises SystemError if a finalizer that runs meanwhile parses source too
+    (python/cpython#106905); the second attempt succeeds.
+    """
+    try:
+        return ast.parse(body, mode="eval")
+    except SystemError:
+        return ast.parse(body, mode="eval")
 
 
 def _escape_line_breaks(literal: re.Match[str]) -> str:
