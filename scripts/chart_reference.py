@@ -27,9 +27,13 @@ Version {version} of the chart installs Mizzen {app_version}. It requires Kubern
 3.17 or later (the tests run Helm 4).
 
 ```console
-$ helm install mizzen charts/mizzen --namespace mizzen-system --create-namespace
+$ helm install mizzen charts/mizzen --namespace mizzen-system --create-namespace --wait \\
+    --set images.registry=registry.example.com/team
 $ helm test mizzen --namespace mizzen-system
 ```
+
+`images.registry` names the registry and organisation that have the images. The chart of a release has it as
+the default; the chart in the repository has no default, and is not rendered without it.
 
 The chart installs the CRD and the operator: two replicas with their roles, ServiceAccount, Service,
 PodDisruptionBudget and NetworkPolicy. If the cluster has `monitoring.coreos.com/v1`, it also installs

@@ -24,6 +24,8 @@ from operator_parts.api import APPLY, Api, ApiError
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = "mizzen-system"
+IMAGES = {"images": {"registry": "registry.example.com"}}
+"""Values of the chart; nothing is pulled from the registry."""
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases/mizzen-operator"
 SERVICES = "/apis/mizzen.dev/v1alpha1/namespaces/{}/inferenceservices"
 CLUSTER_PATHS = {
@@ -100,7 +102,7 @@ class Cluster:
             await self._apply(body, "/api/v1/namespaces")
             account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
             await self._apply(account, f"/api/v1/namespaces/{name}/serviceaccounts")
-        for manifest in operator_manifests(ROOT / "charts/mizzen", {}, SYSTEM, "mizzen"):
+        for manifest in operator_manifests(ROOT / "charts/mizzen", IMAGES, SYSTEM, "mizzen"):
             if manifest["kind"] in CLUSTER_PATHS:
                 await self._apply(manifest, CLUSTER_PATHS[manifest["kind"]])
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}

@@ -18,6 +18,7 @@ import yaml
 
 _PATH = re.compile(r"\{\{\s*((?:\.[A-Za-z_]\w*)+)\s*(\|\s*toJson\s*)?\}\}")
 _OTHER = re.compile(r"\{\{.*?\}\}")
+_WITH_REGISTRY = re.compile(r"(localhost|[^/]*[.:][^/]*)/")
 
 
 class ChartError(ValueError):
@@ -40,7 +41,8 @@ def operator_manifests(
 
     Raises:
         ChartError: a file refers to a value that does not exist, `values` contains one that the chart does
-            not have, or only Helm can render a file or value; the message names the file or the value.
+            not have, only Helm can render a file or value, or an image has no registry; the message names
+            the file or the value.
     """
     defaults = yaml.safe_load((chart / "values.yaml").read_text())
     version = yaml.safe_load((chart / "Chart.yaml").read_text())["appVersion"]
@@ -77,8 +79,15 @@ def _scope(values: Mapping[str, Any], namespace: str, release: str, version: str
 
 
 def _image(images: Mapping[str, Any], program: str, version: str) -> str:
+    """Return an image reference; the chart's template `mizzen.image` returns the same."""
     image = images[program]
-    name = "/".join(part for part in (images["registry"], image["repository"]) if part)
+    name = image["repository"]
+    if not _WITH_REGISTRY.match(name):
+        if not images["registry"]:
+            raise ChartError(
+                f".Values.images.registry: set it to the registry and organisation that have the image {name}"
+            )
+        name = f"{images['registry']}/{name}"
     return f"{name}@{image['digest']}" if image["digest"] else f"{name}:{image['tag'] or version}"
 
 

@@ -37,8 +37,11 @@ class OperatorConfig:
     MIZZEN_OPERATOR_ENGINE_IMAGE.
     """
 
-    engine_image: str = _option(f"mizzen/engine:{VERSION}", "Image of engines whose spec does not name one")
-    gateway_image: str = _option(f"mizzen/gateway:{VERSION}", "Image of gateways")
+    # A name without a registry would mean a namespace of Docker Hub that is not Mizzen's.
+    engine_image: str = _option(
+        f"localhost/mizzen/engine:{VERSION}", "Image of engines whose spec does not name one"
+    )
+    gateway_image: str = _option(f"localhost/mizzen/gateway:{VERSION}", "Image of gateways")
     image_pull_policy: str = _option(
         "IfNotPresent", "Pull policy of both images", choices=("Always", "IfNotPresent", "Never")
     )

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from chart_manifests import IMAGES
 from mizzen_local import helm as helm_program
 from mizzen_local.cluster import Cluster
 from mizzen_local.kubectl import Kubectl
@@ -21,6 +22,7 @@ from pod_security import RESTRICTED
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/mizzen"
 STAND_INS = Path(__file__).parent / "crds"
+RENDERING = {"install", "template", "upgrade"}
 LONGEST_SECONDS = 240
 
 
@@ -30,7 +32,11 @@ class HelmError(Exception):
 
 @dataclass(frozen=True)
 class Helm:
-    """Helm with a configuration of its own; without a kubeconfig it reaches no cluster."""
+    """Helm with a configuration of its own; without a kubeconfig it reaches no cluster.
+
+    Commands that render a chart get the value `images.registry`, which the chart requires; their own values
+    take precedence.
+    """
 
     program: Path
     home: Path
@@ -47,8 +53,13 @@ class Helm:
             **{f"HELM_{kind}_HOME": str(self.home / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")},
             "KUBECONFIG": str(self.kubeconfig or self.home / "none"),
         }
+        verb, *rest = arguments
+        if verb in RENDERING:
+            registry = self.home / "registry.yaml"
+            registry.write_text(yaml.safe_dump(IMAGES))
+            rest = ["--values", registry, *rest]
         run = subprocess.run(
-            [self.program, *arguments],
+            [self.program, verb, *rest],
             env=environment,
             capture_output=True,
             text=True,

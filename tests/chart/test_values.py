@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+import mizzen
 from chart_manifests import CHART, ROOT, Manifests, of, operator
 
 MONITORING = "monitoring.coreos.com/v1"
@@ -186,11 +187,38 @@ def test_image_references_consist_of_registry_repository_tag_and_digest(offline:
     template, container = operator(manifests)
     assert container["image"] == f"registry.example.com/mirror/mizzen/operator@{DIGEST}"
     assert option(container, "--engine-image") == "registry.example.com/mirror/team/engine:9"
-    assert option(container, "--gateway-image") == "registry.example.com/mirror/mizzen/gateway:0.1.0"
+    assert (
+        option(container, "--gateway-image")
+        == f"registry.example.com/mirror/mizzen/gateway:{mizzen.__version__}"
+    )
     assert option(container, "--image-pull-policy") == "Always"
     test = of(manifests, "Pod")["spec"]
     assert test["containers"][0]["image"] == container["image"]
     assert template["spec"]["imagePullSecrets"] == test["imagePullSecrets"] == [{"name": "regcred"}]
+
+
+def test_a_chart_without_a_registry_is_not_rendered(offline: Any) -> None:
+    """Without a registry, a node would pull from a namespace of Docker Hub that is not Mizzen's."""
+    unset: dict[str, Any] = {"registry": ""}
+    message = (
+        r"set images\.registry to the registry and organisation that have the image mizzen/operator, .*--set"
+    )
+    with pytest.raises(Exception, match=message):
+        offline.template({"images": unset})
+    unset |= {name: {"digest": DIGEST} for name in ("operator", "gateway")}
+    unset["engine"] = {"repository": "localhost/mizzen/engine"}
+    with pytest.raises(Exception, match=r"the image mizzen/operator"):
+        offline.template({"images": unset})
+
+
+def test_a_repository_that_begins_with_a_registry_is_used_as_it_is(offline: Any) -> None:
+    repositories = ("localhost/mizzen/operator", "other.example.com/gateway", "cache:5000/a/engine")
+    images = {name.rpartition("/")[2]: {"repository": name, "tag": "2"} for name in repositories}
+    for registry in ("", "registry.example.com/mirror"):
+        _, container = operator(offline.template({"images": {"registry": registry, **images}}))
+        assert container["image"] == "localhost/mizzen/operator:2"
+        assert option(container, "--gateway-image") == "other.example.com/gateway:2"
+        assert option(container, "--engine-image") == "cache:5000/a/engine:2"
 
 
 def test_common_pod_values_reach_the_operators_pod(offline: Any) -> None:

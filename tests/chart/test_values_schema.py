@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from chart_manifests import CHART, ROOT
+import mizzen
+from chart_manifests import CHART, REGISTRY, ROOT
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 
@@ -129,6 +130,7 @@ def test_the_generator_of_the_readme_rejects_a_value_without_a_comment() -> None
 def test_the_notes_name_the_next_commands(offline: Any) -> None:
     values = ("--set", "rbac.scope=namespace,operator.replicas=1")
     notes = offline("install", "sail", CHART, "-n", "harbour", "--dry-run=client", *values)
+    assert f"The operator runs the image {REGISTRY}/mizzen/operator:{mizzen.__version__}." in notes
     assert "helm test sail --namespace harbour" in notes
     assert "kubectl apply --namespace harbour -f -" in notes
     assert "The operator has one replica" in notes

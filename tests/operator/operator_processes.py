@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from chart_manifests import IMAGES
 from mizzen_local.addresses import find_free_port
 from mizzen_local.controlplane import ControlPlane
 from mizzen_local.pki import write_token_kubeconfig
@@ -47,7 +48,7 @@ class Operators:
             "metadata": {"name": SYSTEM, "labels": RESTRICTED},
         }
         self._api.apply_any(namespace, "/api/v1/namespaces")
-        for manifest in operator_manifests(ROOT / "charts/mizzen", {}, SYSTEM, "mizzen"):
+        for manifest in operator_manifests(ROOT / "charts/mizzen", IMAGES, SYSTEM, "mizzen"):
             if manifest["kind"] in paths:
                 self._api.apply_any(manifest, paths[manifest["kind"]])
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}

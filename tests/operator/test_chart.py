@@ -15,6 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chart_manifests import IMAGES, REGISTRY
 from mizzen_local.helm import find_helm
 from mizzen_operator.chart import ChartError, operator_manifests
 
@@ -55,10 +56,17 @@ def lacking(ours: Any, helms: Any, path: str) -> list[str]:
 @pytest.mark.parametrize(
     "values",
     [
-        {},
+        IMAGES,
         {
             "operator": {"replicas": 1, "watchNamespace": "llm", "nodeSelector": {"a": "b"}},
             "images": {"registry": "r.example", "operator": {"digest": "sha256:" + "0" * 64}},
+        },
+        {
+            "images": {
+                "operator": {"repository": "r.example/operator"},
+                "gateway": {"repository": "localhost/gateway"},
+                "engine": {"repository": "cache:5000/engine"},
+            },
         },
     ],
 )
@@ -77,24 +85,23 @@ def test_helm_and_the_renderer_agree(values: dict[str, Any], tmp_path: Path) -> 
 def test_a_value_is_rendered_unchanged(selector: dict[str, str], key: str, seconds: int) -> None:
     """Neither YAML nor the template interprets the content of a string."""
     tolerations = [{"key": key, "tolerationSeconds": seconds}]
-    values = {"operator": {"nodeSelector": selector, "tolerations": tolerations}}
+    values = {"operator": {"nodeSelector": selector, "tolerations": tolerations}, **IMAGES}
     deployment = places(operator_manifests(CHART, values, "harbour"))["Deployment", "mizzen-operator"]
     pod = deployment["spec"]["template"]["spec"]
     assert pod["nodeSelector"] == selector
     assert pod["tolerations"] == tolerations
 
 
-def test_chart_and_images_have_the_version_of_the_distribution() -> None:
+def test_images_have_the_version_of_the_distribution() -> None:
     version = metadata.version("mizzen")
-    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == version
-    deployment = places(operator_manifests(CHART, {}, "harbour"))["Deployment", "mizzen-operator"]
+    deployment = places(operator_manifests(CHART, IMAGES, "harbour"))["Deployment", "mizzen-operator"]
     [container] = deployment["spec"]["template"]["spec"]["containers"]
     images = [container["image"], *(argument for argument in container["args"] if "mizzen/" in argument)]
-    assert images == [f"mizzen/{name}:{version}" for name in ("operator", "engine", "gateway")]
+    assert images == [f"{REGISTRY}/mizzen/{name}:{version}" for name in ("operator", "engine", "gateway")]
 
 
 def test_the_roles_have_minimal_permissions() -> None:
-    manifests = operator_manifests(CHART, {}, "harbour", "sail")
+    manifests = operator_manifests(CHART, IMAGES, "harbour", "sail")
     roles = {m["metadata"]["name"]: m["rules"] for m in manifests if m["kind"] == "ClusterRole"}
     assert not any("*" in rule[part] for rules in roles.values() for rule in rules for part in rule)
     verbs: defaultdict[str, set[str]] = defaultdict(set)
@@ -127,7 +134,7 @@ def test_the_roles_have_minimal_permissions() -> None:
 
 
 def test_the_operators_pod_is_restricted() -> None:
-    manifests = operator_manifests(CHART, {}, "harbour", "sail")
+    manifests = operator_manifests(CHART, IMAGES, "harbour", "sail")
     pod = next(m for m in manifests if m["kind"] == "Deployment")["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -143,11 +150,16 @@ def test_the_error_names_an_unknown_value() -> None:
         operator_manifests(CHART, {"operator": {"replica": 1}}, "harbour")
 
 
+def test_the_error_asks_for_the_registry() -> None:
+    with pytest.raises(ChartError, match=r"\.Values\.images\.registry: .* the image mizzen/operator"):
+        operator_manifests(CHART, {}, "harbour")
+
+
 def test_the_error_names_a_file_with_unsupported_template_syntax(tmp_path: Path) -> None:
     shutil.copytree(CHART, tmp_path / "chart", symlinks=True)
     (tmp_path / "chart/files/more.yaml").write_text("a: {{ if .Values.operator }}\n")
     with pytest.raises(ChartError, match=r"more\.yaml"):
-        operator_manifests(tmp_path / "chart", {}, "harbour")
+        operator_manifests(tmp_path / "chart", IMAGES, "harbour")
 
 
 def test_the_error_names_a_value_that_only_helm_supports() -> None:

@@ -11,6 +11,13 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/mizzen"
 
 
+REGISTRY = "registry.example.com/team"
+
+
+IMAGES = {"images": {"registry": REGISTRY}}
+"""Values with the registry, which the chart requires; nothing is pulled from it."""
+
+
 Manifests = list[dict[str, Any]]
 
 

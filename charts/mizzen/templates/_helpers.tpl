@@ -16,11 +16,15 @@ app.kubernetes.io/component: operator
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
-{{/* Image reference: with the digest if it is set, or else with the tag, or else with the chart's appVersion. */}}
+{{/* Image reference: with the digest if it is set, or else with the tag, or else with the chart's appVersion. A repository
+without a registry would mean a namespace of Docker Hub that is not Mizzen's, so images.registry is required for it. */}}
 {{- define "mizzen.image" -}}
 {{- $image := index .root.Values.images .program -}}
 {{- $name := $image.repository -}}
-{{- with .root.Values.images.registry }}{{ $name = printf "%s/%s" . $name }}{{ end -}}
+{{- if not (regexMatch "^(localhost|[^/]*[.:][^/]*)/" $name) -}}
+{{- $advice := printf "set images.registry to the registry and organisation that have the image %s, for example --set images.registry=registry.example.com/team, or begin images.%s.repository with a registry" $name .program -}}
+{{- $name = printf "%s/%s" (required $advice .root.Values.images.registry) $name -}}
+{{- end -}}
 {{- if $image.digest }}{{ $name }}@{{ $image.digest }}
 {{- else }}{{ $name }}:{{ $image.tag | default .root.Chart.AppVersion }}
 {{- end }}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+LOCAL_REGISTRY = "localhost"
+"""Registry in the image references of a local cluster; nothing is pulled from it."""
 ENTRY_POINTS = {"mizzen/engine": "mizzen", "mizzen/gateway": "mizzen", "mizzen/operator": "mizzen-operator"}
 MODULES = {"mizzen/engine-simulated": "mizzen.server.simulate"}
 """Images that only tests use and that are never built, mapped to the Python modules to run instead."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from chart_manifests import IMAGES
 from marks import CONTROL_PLANE
 from mizzen_operator.api.gateway_sharing import resolve_sharing
 from mizzen_operator.api.types import InferenceService
@@ -86,7 +87,7 @@ def pods(make: Make) -> Iterator[tuple[str, Pod]]:
     assert sharing is not None
     yield "shared gateway", of_workload(gateway_manifests(shared_gateway_spec(sharing), CONFIG))
     yield "fetch", of_workload([fetch_job(make(model=FETCHED), CONFIG)])
-    yield "operator", of_workload(operator_manifests(ROOT / "charts/mizzen", {}, "default"))
+    yield "operator", of_workload(operator_manifests(ROOT / "charts/mizzen", IMAGES, "default"))
 
 
 def refusal(api: Any, pod: Pod, namespace: str = "default") -> str:
