@@ -107,7 +107,7 @@ def render_chart(folder: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def hide_version(value: Any) -> Any:
-    """Replace the version in image tags and labels by a fixed mark, so that a release changes no golden file."""
+    """Replace the version in image tags and labels by a mark, so that a release changes no golden file."""
     if isinstance(value, dict):
         return {key: hide_version(item) for key, item in value.items()}
     if isinstance(value, list):
