@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mizzen.common.extras import describe_missing_module, require_modules
 from mizzen_local.errors import LocalError
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+OPERATOR_MODULES = ("aiohttp", "kopf", "kubernetes")
+SERVE_MODULES = ("fastapi", "torch", "uvicorn", "zmq")
+"""Modules of the programs that run in pods, which are checked before a cluster starts."""
 Gpus = Annotated[int, typer.Option(min=0, max=1024, help="Number of nvidia.com/gpu that the node offers.")]
 Namespace = Annotated[str, typer.Option("-n", "--namespace", help="Namespace.")]
 
@@ -73,11 +77,17 @@ class _Reporter:
 
 @contextlib.contextmanager
 def _report_errors() -> Iterator[None]:
-    """Print a LocalError as a message and exit with code 1; exit with code 130 if interrupted."""
+    """Print an error as a message and exit with code 1; exit with code 130 if interrupted.
+
+    Errors are a LocalError and a package that is not installed.
+    """
     try:
         yield
     except LocalError as error:
         typer.echo(f"mizzen-local: {error}", err=True)
+        raise typer.Exit(1) from None
+    except ModuleNotFoundError as error:
+        typer.echo(describe_missing_module(error, "mizzen-local", "local"), err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         typer.echo("mizzen-local: interrupted", err=True)
@@ -91,6 +101,8 @@ def up(
 ) -> None:
     """Start the cluster; return when the operator is running and holds its Lease."""
     with _report_errors():
+        if not bare:
+            require_modules(*OPERATOR_MODULES)
         cluster, report = _open_cluster(), _reporter()
         cluster.up(gpus=gpus, operator=not bare, report=report)
         report("the cluster is up")
@@ -201,6 +213,7 @@ def assets() -> None:
 def demo(gpus: Gpus = 8) -> None:
     """Start a cluster if none is up, apply the example service, and print its answer to one question."""
     with _report_errors():
+        require_modules(*OPERATOR_MODULES, *SERVE_MODULES)
         from mizzen_local import demo as demo_module
 
         demo_module.run_demo(_open_cluster(), gpus=gpus, report=_reporter())

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import yaml
 
+from mizzen.common.packaged_files import find_packaged
 from mizzen_local import process, waits
 from mizzen_local.controlplane import ControlPlane, StartError, log_hint, start_control_plane
 from mizzen_local.errors import LocalError
 from mizzen_local.kubectl import Kubectl
-from mizzen_local.node.images import LOCAL_REGISTRY, REPOSITORY
+from mizzen_local.node.images import LOCAL_REGISTRY
 from mizzen_local.state import ClusterSettings, ClusterState
 from mizzen_operator.chart import operator_manifests
 
@@ -129,9 +130,9 @@ class Cluster:
         self.state.registry.add(process.start("node", command, log=log, folder=folder))
 
     def _install(self, kubectl: Kubectl) -> None:
-        crd = (REPOSITORY / "crds" / "inferenceservices.yaml").read_text()
+        crd = find_packaged("crds/inferenceservices.yaml").read_text()
         values = {"operator": {"replicas": 1}, "images": {"registry": LOCAL_REGISTRY}}
-        manifests = operator_manifests(REPOSITORY / "charts" / "mizzen", values, NAMESPACE, RELEASE)
+        manifests = operator_manifests(find_packaged("charts/mizzen"), values, NAMESPACE, RELEASE)
         metadata = {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
         rest = yaml.safe_dump_all([namespace, *manifests])

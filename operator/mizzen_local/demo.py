@@ -13,13 +13,13 @@ from typing import Any
 
 import httpx
 
+from mizzen.common.packaged_files import find_packaged
 from mizzen_local.cluster import Cluster
 from mizzen_local.errors import LocalError
-from mizzen_local.node.images import REPOSITORY
 from mizzen_local.urls import service_url
 from mizzen_local.waits import find_condition, watch_service
 
-EXAMPLE = REPOSITORY / "examples" / "inferenceservice.yaml"
+EXAMPLE = "examples/inferenceservice.yaml"
 NAME, NAMESPACE = "demo", "default"
 QUESTION = "What is Mizzen?"
 READY_SECONDS = 180.0
@@ -46,8 +46,9 @@ def run_demo(cluster: Cluster, *, gpus: int, report: Report) -> None:
         cluster.up(gpus=gpus, operator=True, report=report)
     kubectl = cluster.kubectl()
     start = time.monotonic()
-    report(f"kubectl apply -f {_relative_path(EXAMPLE)}")
-    kubectl("apply", "-f", str(EXAMPLE))
+    example = find_packaged(EXAMPLE)
+    report(f"kubectl apply -f {_relative_path(example)}")
+    kubectl("apply", "-f", str(example))
     asyncio.run(_wait_ready(cluster, report))
     report(f"{NAME} is Ready, {time.monotonic() - start:.1f} s after it was applied")
     url = service_url(kubectl, NAME, NAMESPACE)

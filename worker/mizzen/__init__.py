@@ -22,7 +22,13 @@ def __getattr__(name: str) -> Any:
 
         return getattr(sampling_params, name)
     if name in ("LLM", "Completion"):
-        from mizzen import offline
+        from mizzen.common.extras import describe_missing_module, require_modules
+
+        try:
+            require_modules("torch")
+            from mizzen import offline
+        except ModuleNotFoundError as error:
+            raise ImportError(describe_missing_module(error, f"mizzen.{name}", "worker")) from None
 
         return getattr(offline, name)
     raise AttributeError(f"module 'mizzen' has no attribute {name!r}")

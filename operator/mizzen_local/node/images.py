@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from mizzen.common.packaged_files import find_packaged
+
 LOCAL_REGISTRY = "localhost"
 """Registry in the image references of a local cluster; nothing is pulled from it."""
 ENTRY_POINTS = {"mizzen/engine": "mizzen", "mizzen/gateway": "mizzen", "mizzen/operator": "mizzen-operator"}
 MODULES = {"mizzen/engine-simulated": "mizzen.server.simulate"}
 """Images that only tests use and that are never built, mapped to the Python modules to run instead."""
-REPOSITORY = Path(__file__).resolve().parents[3]
-IMAGE_FILES = {"/opt/mizzen/models": REPOSITORY / "models"}
-"""Folders in the images, mapped to their counterparts in the repository."""
+IMAGE_FOLDERS = {"/opt/mizzen/models": "models"}
+"""Folders in the images, mapped to the names of their counterparts among the packaged files."""
 
 
 class UnknownImageError(Exception):
@@ -22,6 +23,15 @@ class UnknownImageError(Exception):
 def programs_folder() -> Path:
     """Return the folder of the programs of this Python environment."""
     return Path(sys.prefix) / "bin"
+
+
+def image_files() -> dict[str, Path]:
+    """Return the folders in the images, mapped to their counterparts on this machine.
+
+    Raises:
+        FileNotFoundError: this installation of Mizzen lacks its packaged files.
+    """
+    return {place: find_packaged(name) for place, name in IMAGE_FOLDERS.items()}
 
 
 def image_command(image: str) -> list[str]:

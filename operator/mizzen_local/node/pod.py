@@ -16,7 +16,7 @@ from mizzen_local.api import STRATEGIC, ApiError, Object
 from mizzen_local.events import timestamp
 from mizzen_local.node.container import Command, ContainerState, PodContainer, PodContext
 from mizzen_local.node.environment import PathMap, base_environment, expand_references, resolve_variables
-from mizzen_local.node.images import IMAGE_FILES, image_command
+from mizzen_local.node.images import image_command, image_files
 from mizzen_local.node.node_context import NodeContext
 from mizzen_local.node.sources import MissingError, PodSources
 from mizzen_local.node.status import PodStatusInputs, has_failed, is_sidecar, pod_status
@@ -274,7 +274,7 @@ class PodRunner:
         )
 
     def _path_map(self, spec: Mapping[str, Any], message: Path) -> dict[str, Path]:
-        path_map = {**IMAGE_FILES, spec.get("terminationMessagePath", "/dev/termination-log"): message}
+        path_map = {**image_files(), spec.get("terminationMessagePath", "/dev/termination-log"): message}
         for mount in spec.get("volumeMounts", ()):
             path_map[mount["mountPath"].rstrip("/")] = self._volumes.path(mount["name"]) / mount.get(
                 "subPath", ""

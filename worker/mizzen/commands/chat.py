@@ -10,6 +10,7 @@ import typer
 
 from mizzen.commands import options
 from mizzen.commands import target as targets
+from mizzen.commands.serve import SERVE_EXTRAS
 
 if TYPE_CHECKING:
     from mizzen.commands.client import ApiClient, GenerationOptions
@@ -137,4 +138,4 @@ def _chat(
         raise typer.Exit(130) from interrupt
 
 
-command = options.command(_chat, targets.folder_settings())
+command = options.command(_chat, targets.folder_settings(), extras=SERVE_EXTRAS)

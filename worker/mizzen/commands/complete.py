@@ -10,6 +10,7 @@ import typer
 
 from mizzen.commands import options
 from mizzen.commands import target as targets
+from mizzen.commands.serve import SERVE_EXTRAS
 
 FAILED, UNREACHABLE, INTERRUPTED = 1, 3, 130
 
@@ -63,4 +64,4 @@ def _complete(
         raise typer.Exit(FAILED) from error
 
 
-command = options.command(_complete, targets.folder_settings())
+command = options.command(_complete, targets.folder_settings(), extras=SERVE_EXTRAS)

@@ -30,7 +30,11 @@ OPTIONS = (
 
 def _inspect(
     model: Annotated[
-        str, typer.Argument(help="A model folder, a config.json, the name of a model on the hub, or a URI")
+        str,
+        typer.Argument(
+            help="A model folder, a config.json, demo for the packaged model, the name of a model on the "
+            "hub, or a URI"
+        ),
     ],
     gpu: Annotated[
         str, typer.Option(metavar="GPU", help="GPU whose memory is checked, such as h100, or its size in GiB")

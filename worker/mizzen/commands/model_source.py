@@ -18,12 +18,13 @@ import typer
 
 from mizzen.commands.progress import StartupProgress
 from mizzen.common.cache import cache_dir
+from mizzen.common.packaged_files import find_demo_model
 from mizzen.weights.checkpoint_files import WEIGHTS_ADVICE, describe_gguf
 
 POLL_SECONDS = 0.2
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./+-]{1,255})?")
 _HUB_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+?)(?:/.*)?")
-HUB_ADVICE = "or the name of a model on the hub, such as Qwen/Qwen3-0.6B"
+HUB_ADVICE = "or the name of a model on the hub, such as Qwen/Qwen3-0.6B, or demo for the packaged model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ def find_model(text: str) -> Path | RemoteModel:
     """Return the model folder or the remote model that the user names.
 
     Args:
-        text: a folder, a hub model such as `Qwen/Qwen3-0.6B@main`, or a URI (hf://, s3:// or oci://).
+        text: a folder, `demo` for the packaged demo model, a hub model such as `Qwen/Qwen3-0.6B@main`, or a
+            URI (hf://, s3:// or oci://).
 
     Raises:
         typer.BadParameter: the text is not one of these; the message says what is possible.
@@ -54,6 +56,8 @@ def find_model(text: str) -> Path | RemoteModel:
         return _remote(text)
     if match := _HUB_PAGE.fullmatch(text):
         raise typer.BadParameter(f"{text!r} is a web page: write hf://{match[1]}")
+    if demo := find_demo_model(text):
+        return demo
     path = Path(text)
     if (path / "config.json").is_file():
         return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -11,6 +12,7 @@ from typing import Any, Literal
 
 import typer
 
+from mizzen.common.extras import describe_missing_module
 from mizzen.common.options import flag
 
 METAVARS = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT"}
@@ -85,16 +87,27 @@ def parameter(setting: Setting) -> inspect.Parameter:
     )
 
 
-def command(run: Callable[..., None], offered: Iterable[Setting]) -> Callable[..., None]:
+def command(run: Callable[..., None], offered: Iterable[Setting], *, extras: str = "") -> Callable[..., None]:
     """Return a typer command that calls `run` and has an option for each setting in `offered`.
 
     `run` receives the values of these options as keyword arguments; values of repeatable options are tuples.
+
+    Args:
+        run: function that does the work; its name is the command's name after an underscore.
+        offered: settings that are options of the command.
+        extras: extras of the distribution that the command needs, separated by commas. If a package is not
+            installed, the command names them and exits with code 1.
     """
     own = inspect.signature(run, eval_str=True).parameters.values()
     parameters = [p for p in own if p.kind is not p.VAR_KEYWORD] + [parameter(s) for s in offered]
 
     def call(**values: Any) -> None:
-        run(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+        try:
+            run(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+        except ModuleNotFoundError as error:
+            program = f"mizzen {run.__name__.removeprefix('_')}"
+            print(f"mizzen: {describe_missing_module(error, program, extras)}", file=sys.stderr)
+            raise typer.Exit(1) from None
 
     call.__name__ = run.__name__
     call.__doc__ = run.__doc__

@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from mizzen.commands.options import build, command, settings
+from mizzen.common.extras import require_modules
 from mizzen.gateway.config import GatewayConfig
 from mizzen.server.config import EngineConfig
 
@@ -16,6 +17,7 @@ def _engine(**values: Any) -> None:
 
     Clients reach it through a gateway. `mizzen serve` starts both.
     """
+    require_modules("torch")  # which only the engine's child processes import
     config = build(EngineConfig, values)
     from mizzen.server import supervisor
 
@@ -27,11 +29,12 @@ def _gateway(**values: Any) -> None:
 
     The engines are given by --engine; without this option, they are the service's engine pods on Kubernetes.
     """
+    require_modules("fastapi")
     config = build(GatewayConfig, values)
     from mizzen.gateway import main
 
     raise typer.Exit(main.run(config))
 
 
-engine = command(_engine, settings(EngineConfig))
-gateway = command(_gateway, settings(GatewayConfig))
+engine = command(_engine, settings(EngineConfig), extras="worker")
+gateway = command(_gateway, settings(GatewayConfig), extras="gateway")

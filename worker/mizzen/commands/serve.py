@@ -31,6 +31,7 @@ from mizzen.commands.model_source import RemoteModel, fetch_model, find_model
 from mizzen.commands.progress import StartupProgress, create_progress
 from mizzen.commands.readiness import ReadinessProbe
 from mizzen.common.addresses import address_family, join_address
+from mizzen.common.extras import require_modules
 from mizzen.gateway.config import GatewayConfig
 from mizzen.server.config import EngineConfig
 
@@ -55,6 +56,9 @@ ANY_PORT = {
     "admin_port": "Port of the gateway's /healthz, /readyz, /metrics; 0 chooses a free port",
 }
 LOCAL = "127.0.0.1"
+SERVE_EXTRAS = "gateway,worker"
+SERVE_MODULES = ("fastapi", "torch", "uvicorn", "zmq")
+"""Modules of engine and gateway, which are checked before their processes start."""
 DEVICES = ("auto", "cuda", "cpu")
 DEVICE_HELP = "Device that the model runs on; auto is cuda if there is a GPU, and otherwise cpu"
 
@@ -311,8 +315,9 @@ def _serve(
     model: Annotated[
         str,
         typer.Argument(
-            help="Folder with config.json, the tokenizer and safetensors, or a model to fetch first: "
-            "a name on the hub, such as Qwen/Qwen3-0.6B, or a URI (hf://, s3:// or oci://)."
+            help="Folder with config.json, the tokenizer and safetensors; demo for the packaged demo model; "
+            "or a model to fetch first: a name on the hub, such as Qwen/Qwen3-0.6B, or a URI (hf://, s3:// "
+            "or oci://)."
         ),
     ],
     verbose: Annotated[
@@ -328,6 +333,7 @@ def _serve(
     When requests can be served, the URL is written to standard output. All other output goes to standard
     error.
     """
+    require_modules(*SERVE_MODULES)
     progress = create_progress(verbose)
     source = find_model(model)
     values["device"] = choose_device(values["device"], values["tensor"], progress)
@@ -345,4 +351,4 @@ def _serve(
     raise typer.Exit(code)
 
 
-command = options.command(_serve, serve_settings())
+command = options.command(_serve, serve_settings(), extras=SERVE_EXTRAS)

@@ -15,7 +15,8 @@ import typer
 from mizzen.commands.children import terminate_with_parent
 from mizzen.commands.model_source import find_model
 from mizzen.commands.options import Setting
-from mizzen.commands.serve import serve_settings
+from mizzen.commands.serve import SERVE_MODULES, serve_settings
+from mizzen.common.extras import require_modules
 from mizzen.common.options import flag
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def open_client(target: str, values: Mapping[str, Any], timeout_seconds: float) 
     Raises:
         typer.BadParameter: the target is neither a URL nor a model folder, or `values` contains options for
             a model folder although the target is a URL.
+        ModuleNotFoundError: a package that serves models is not installed.
         ServiceError: the folder could not be served; the message contains the end of the log.
     """
     from mizzen.commands.client import ApiClient
@@ -81,6 +83,7 @@ def open_client(target: str, values: Mapping[str, Any], timeout_seconds: float) 
         with ApiClient(target, timeout_seconds) as client:
             yield client
         return
+    require_modules(*SERVE_MODULES)
     try:
         find_model(target)
     except typer.BadParameter as error:

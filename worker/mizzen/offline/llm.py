@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mizzen.common.packaged_files import find_demo_model
 from mizzen.core.request import FinishReason, Int32, Pooling, Request
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.engine.config import EngineOptions
@@ -62,7 +63,7 @@ class Completion:
 class LLM:
     """A model that runs in this process.
 
-    >>> with LLM("models/demo", device="cpu") as llm:
+    >>> with LLM("demo", device="cpu") as llm:
     ...     print(llm.generate(["Hello"], SamplingParams(temperature=0))[0].text)
 
     Not thread-safe.
@@ -72,7 +73,7 @@ class LLM:
         """Load a model.
 
         Args:
-            model: Folder with config.json, the tokenizer and safetensors.
+            model: Folder with config.json, the tokenizer and safetensors; "demo" for the packaged demo model.
             skip_tokenizer: Whether to use only token ids; `Completion.text` then stays empty.
             options: Fields of `mizzen.engine.config.EngineOptions`, for example `device`, `dtype`, `tensor`,
                 `prefill_chunk_tokens` or `kv_cache_tokens`. `device` defaults to cuda if there is a GPU, else
@@ -95,6 +96,7 @@ class LLM:
         options.setdefault("max_step_milliseconds", math.inf)
         if options["device"] == "cuda" and gpu_bytes() >= LARGE_GPU_BYTES:
             options.setdefault("prefill_chunk_tokens", LARGE_GPU_PREFILL_TOKENS)
+        model = find_demo_model(str(model)) or model
         self.options = EngineOptions(model=str(model), **options)
         self.tokenizer = None if skip_tokenizer else Tokenizer.load(model)
         self._ranks = start_ranks(self.options)
