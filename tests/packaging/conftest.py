@@ -13,7 +13,7 @@ from demo_model import trained_answers
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from distribution import ROOT, SOURCES, Built, Installed, build
+from built_distribution import ROOT, SOURCES, Built, Installed, build
 
 
 @pytest.fixture(scope="session")

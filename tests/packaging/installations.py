@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from distribution import ROOT
+from built_distribution import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 

@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from distribution import ROOT
+from built_distribution import ROOT
 from installations import blocked_modules, run_with
 
 pytestmark = pytest.mark.xdist_group("packaging")

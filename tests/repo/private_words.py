@@ -98,7 +98,6 @@ PRIVATE: list[Private] = [
         projected : fused QKV-prep
         onto : add into residual
         cells : slot mapping, page table entries
-        extras : per-request sampling state
         heard : synced, received
         """,
         "word",
@@ -172,7 +171,7 @@ PRIVATE: list[Private] = [
         """
         wish|job|running|ticket|tickets|gathered|tally|siblings|untaken : see the trees
         unheard|suspicion|beat|news : see the trees
-        asks|extras|redraws|penalized|side|uneven|refusals|choices|parts|place|machine|probe : see the trees
+        asks|redraws|penalized|side|uneven|refusals|choices|parts|place|machine|probe : see the trees
         draft|flight|pace|names : see the trees
         skinny|wide|wide_cuts|gated|tensor_cores|paged|ragged|rooms : see the trees
         awake|blame|ends|pulse|catalogue : see the trees
