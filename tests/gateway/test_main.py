@@ -231,7 +231,7 @@ def test_gateway_is_ready_while_all_engines_have_another_protocol(
     while first()["state"] != "broken":
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert f"speaks protocol {PROTOCOL + 1}, this gateway {PROTOCOL}" in first()["problem"]
+    assert f"speaks version {PROTOCOL + 1} of the wire protocol, this gateway versions" in first()["problem"]
     assert gateway.ready() == 200
     with pytest.raises(openai.InternalServerError) as refused:
         gateway.stream()

@@ -14,6 +14,7 @@ from mizzen.core.outputs import CacheEvents
 from mizzen.core.request import FinishReason
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.wire.messages import (
+    OLDEST_PROTOCOL,
     PROTOCOL,
     Blocks,
     Hello,
@@ -72,8 +73,10 @@ def test_rejection_of_another_protocol_names_both_versions(bench: Any) -> None:
     gateway.send(Hello(99, "old"))
     refused = bench.expect(gateway, Refused)
     assert (refused.rid, refused.code) == (None, RefusalCode.INVALID)
-    assert "99" in refused.message
-    assert f"speaks {PROTOCOL}" in refused.message
+    assert refused.message == (
+        "Hello.protocol: the gateway speaks version 99 of the wire protocol, "
+        f"this engine versions {OLDEST_PROTOCOL} to {PROTOCOL}; upgrade the engine"
+    )
     gateway.generate(5)
     assert bench.expect(gateway, Refused).code == RefusalCode.UNKNOWN_PEER
 

@@ -211,6 +211,7 @@ def table(*engines: tuple[str, str, int], synced: bool = True) -> dict[str, Any]
             "state": state,
             "requests": requests,
             "problem": "",
+            "protocol": 0 if state == "foreign" else 3,
             "otherProtocol": state == "foreign",
             "keys": ["old", "new"] if synced else ["old"],
         }
@@ -254,6 +255,8 @@ def test_merged_table_reports_a_protocol_mismatch_only_if_all_processes_do() -> 
     for tables in ([first, second], [second, first]):
         merged = {engine["name"]: engine["otherProtocol"] for engine in merge_tables(tables)["engines"]}
         assert merged == {"a": True, "b": False, "c": False, "d": False}
+        versions = {engine["name"]: engine["protocol"] for engine in merge_tables(tables)["engines"]}
+        assert versions == {"a": 0, "b": 3, "c": 0, "d": 3}
 
 
 def test_metrics_are_merged_by_family() -> None:

@@ -135,7 +135,7 @@ async def test_long_poll_returns_when_an_engines_problem_changes(
         assert answer.status_code == 200
         (engine,) = answer.json()["engines"]
     assert engine["state"] == "broken"
-    assert f"speaks protocol {PROTOCOL + 1}, this gateway {PROTOCOL}" in engine["problem"]
+    assert f"speaks version {PROTOCOL + 1} of the wire protocol, this gateway versions" in engine["problem"]
     assert engine["otherProtocol"] is True
 
 

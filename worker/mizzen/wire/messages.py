@@ -19,6 +19,16 @@ is rejected with `RefusalCode.UNKNOWN_PEER`. An engine drops a gateway that does
 whose ZMQ queue is full because it does not read its frames. A gateway with a full queue is sent
 `Refused(None, UNKNOWN_PEER)` as soon as the queue has room; it then treats all handles of the connection as
 lost and sends `Hello`.
+
+Each release speaks two versions of the protocol: its own, and that of the release before. `Hello` names the
+versions that the gateway speaks, and `Welcome` the newest one that both sides speak, which the connection uses
+(`mizzen.wire.protocol_versions`). Three rules keep releases compatible:
+
+- A message gets new fields only at its end, and with defaults. A decoder ignores fields that it does not know
+  and uses the defaults of missing ones, so such fields need no new version.
+- New messages, new codes and everything else that an older decoder would reject or misunderstand belong to a
+  new version, and are sent only on connections that use this version.
+- Nothing is removed or changes its meaning before the release that no longer speaks the old version.
 """
 
 from __future__ import annotations
@@ -30,9 +40,11 @@ import msgspec
 
 from mizzen.core.sampling_params import PARAMETERS
 
-PROTOCOL = 2
-"""Version of the protocol, incremented with every incompatible change; both sides reject any other
-version."""
+PROTOCOL = 3
+"""Newest version of the protocol, incremented with incompatible changes, at most once in a release. Since
+version 3, `Hello` names a range of versions."""
+OLDEST_PROTOCOL = PROTOCOL - 1
+"""Oldest version that this release speaks: that of the release before."""
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 FILE_PART_BYTES = 4 * 1024 * 1024
@@ -68,7 +80,11 @@ class Hello(WireMessage, frozen=True):
     """Registers a gateway with an engine."""
 
     protocol: int
+    """Oldest version of the protocol that the gateway speaks. An engine that speaks version 2 alone knows only
+    this field, and compares it with its own version."""
     gateway: str
+    newest_protocol: int = 0
+    """Newest version that the gateway speaks; 0 if it speaks only `protocol`."""
 
 
 class Generate(WireMessage, frozen=True):
@@ -126,6 +142,7 @@ class Welcome(WireMessage, frozen=True):
     """Describes an engine to a gateway."""
 
     protocol: int
+    """Version of the protocol that this connection uses: the newest one that both sides speak."""
     engine: str
     """Name of the engine; on Kubernetes, the name of its pod."""
     incarnation: str

@@ -204,6 +204,7 @@ def merge_tables(tables: Sequence[dict[str, Any]]) -> dict[str, Any]:
         merged["requests"] += engine["requests"]
         if merged["state"] == "serving" != engine["state"]:
             merged.update(state=engine["state"], problem=engine["problem"])
+        merged["protocol"] = max(merged["protocol"], engine["protocol"])
         merged["otherProtocol"] &= engine["otherProtocol"]
     for key, merged in engines.items():
         if seen[key] < len(tables):

@@ -117,6 +117,7 @@ def routing_table(services: Iterable[Service], synced: bool, tenants: TenantRegi
                 "revision": engine.revision,
                 "requests": engine.requests,
                 "problem": engine.problem,
+                "protocol": engine.link.protocol,
                 "otherProtocol": engine.other_protocol,
                 "keys": engine.key_names,
                 "stats": _stats(engine),

@@ -27,6 +27,7 @@ from mizzen.wire.curve_keys import WireKeys
 from mizzen.wire.endpoint import require_safe
 from mizzen.wire.messages import (
     FILE_PART_BYTES,
+    OLDEST_PROTOCOL,
     PROTOCOL,
     Blocks,
     Embed,
@@ -43,6 +44,7 @@ from mizzen.wire.messages import (
     Welcome,
     WireMessage,
 )
+from mizzen.wire.protocol_versions import ProtocolMismatch, check_version
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +123,11 @@ class EngineLink:
         """Whether the engine has announced that it accepts no new requests."""
         report = self.stats or self.welcome
         return report is not None and report.draining
+
+    @property
+    def protocol(self) -> int:
+        """Version of the wire protocol that the connection uses; 0 while disconnected."""
+        return 0 if self.welcome is None else self.welcome.protocol
 
     @property
     def quiet_seconds(self) -> float:
@@ -280,7 +287,7 @@ class EngineLink:
             take=self._dispatch,
             on_silence=self._silence,
         )
-        await self._connection.run(Hello(PROTOCOL, self._gateway))
+        await self._connection.run(Hello(OLDEST_PROTOCOL, self._gateway, PROTOCOL))
 
     def _silence(self, silent: bool) -> None:
         self.silent = silent
@@ -315,9 +322,10 @@ class EngineLink:
             self._welcomed(message)
 
     def _welcomed(self, message: Welcome) -> None:
-        if message.protocol != PROTOCOL:
-            text = f"{self.endpoint} speaks protocol {message.protocol}, this gateway {PROTOCOL}"
-            raise StreamLost("protocol", text)
+        try:
+            check_version(message, self.endpoint)
+        except ProtocolMismatch as mismatch:
+            raise StreamLost("protocol", str(mismatch)) from None
         if self.welcome is not None and self.welcome.incarnation != message.incarnation:
             raise StreamLost("restart", f"the engine at {self.endpoint} has restarted")
         self.welcome, self.problem, self._tried = message, "", 0

@@ -32,6 +32,7 @@ from mizzen.wire.messages import (
     RefusalCode,
     Welcome,
 )
+from mizzen.wire.protocol_versions import ProtocolMismatch, choose_version
 from mizzen.wire.server.client_allow_list import AllowList
 from mizzen.wire.server.file_upload import FileUploads
 from mizzen.wire.server.listeners import KeyedListeners
@@ -249,28 +250,31 @@ class WireServer:
         if known:
             out.forget(known)
         name = message.gateway[:128]
-        if message.protocol != PROTOCOL:
-            self._refuse_protocol(identity, name, message.protocol)
+        try:
+            protocol = choose_version(message)
+        except ProtocolMismatch as mismatch:
+            self._refuse_protocol(identity, name, message.protocol, str(mismatch))
             return
         peer = out.peers.add(identity, name)
         if peer is None:
             text = f"{self._limits.peers} gateways are connected; no more are accepted"
             out.refuse(identity, None, RefusalCode.QUEUE_FULL, text)
             return
-        log.info("gateway connected", extra={"fields": {"gateway": peer.name, "gateways": len(out.peers)}})
-        replies = [msgspec.structs.replace(self._welcome, draining=out.draining), out.last_stats]
+        fields = {"gateway": peer.name, "gateways": len(out.peers), "protocol": protocol}
+        log.info("gateway connected", extra={"fields": fields})
+        welcome = msgspec.structs.replace(self._welcome, protocol=protocol, draining=out.draining)
+        replies = [welcome, out.last_stats]
         replies.append(out.all_blocks(peer))
         for reply in replies:
             if reply is not None and not out.send_to(peer, encode(reply)):
                 return
 
-    def _refuse_protocol(self, identity: bytes, name: str, protocol: int) -> None:
+    def _refuse_protocol(self, identity: bytes, name: str, protocol: int, reason: str) -> None:
         self.out.counters.other_protocol += 1
         if self._mismatch_log.new(name, protocol):
             fields = {"gateway": name, "protocol": protocol, "spoken": PROTOCOL}
             log.warning("rejected a gateway that speaks another protocol", extra={"fields": fields})
-        text = f"protocol {protocol} is not supported; this engine speaks {PROTOCOL}"
-        self.out.refuse(identity, None, RefusalCode.INVALID, text)
+        self.out.refuse(identity, None, RefusalCode.INVALID, reason)
 
     def _submit(
         self, peer: Peer, message: Generate | Embed, now: float, waiting: int, requests: list[Request]
