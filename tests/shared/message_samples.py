@@ -1,4 +1,4 @@
-"""Instances of messages for tests of their encoding. Needs no module of Mizzen, so it runs beside any release."""
+"""Instances of messages for tests of their encoding; independent of Mizzen, to be used with any release."""
 
 from __future__ import annotations
 

@@ -1,0 +1,45 @@
+"""Record a release for the tests of upgrades: its programs, and the bytes of all messages that it sends.
+
+    python tests/upgrade/record.py COMMIT
+
+Run this for the commit of each release once it is published, set `COMMIT` in
+`tests/shared/previous_release.py`, and delete the files of the release before.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+
+import previous_release
+from previous_codec import run_codec
+
+PATHS = ("worker/mizzen", "operator/mizzen_operator", "charts/mizzen", "crds")
+LEFT_OUT = ("worker/mizzen/kernels/**/*.cu", "worker/mizzen/offline", "charts/mizzen/dashboards")
+"""Files that the tests do not need: sources of GPU kernels, offline inference, and dashboards."""
+
+
+def main() -> None:
+    """Write the archive and the file of messages of a commit."""
+    (commit,) = sys.argv[1:]
+    excluded = [f":(exclude,glob){path}" for path in LEFT_OUT]
+    command = ["git", "archive", commit, *PATHS, *excluded]
+    content = subprocess.run(command, cwd=previous_release.ROOT, stdout=subprocess.PIPE, check=True).stdout
+    folder = Path(__file__).parent
+    (folder / f"mizzen-{commit}.tar.xz").write_bytes(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
+    previous_release.ARCHIVE = folder / f"mizzen-{commit}.tar.xz"
+    with tempfile.TemporaryDirectory() as unpacked:
+        recorded = run_codec(previous_release.unpack_previous(Path(unpacked)), [])
+    del recorded["decoded"]
+    text = json.dumps(recorded, indent=1, sort_keys=True) + "\n"
+    (folder / f"messages-{commit}.json").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
