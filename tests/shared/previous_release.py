@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "7f4583b"
-"""Commit of the previous release; before the first release, a commit that speaks version 2 of the protocol."""
+"""Commit of the previous release; before the first release, a commit with version 2 of the protocol."""
 ARCHIVE = ROOT / "tests" / "upgrade" / f"mizzen-{COMMIT}.tar.xz"
 MESSAGES = ROOT / "tests" / "upgrade" / f"messages-{COMMIT}.json"
 
