@@ -21,8 +21,8 @@ whose ZMQ queue is full because it does not read its frames. A gateway with a fu
 lost and sends `Hello`.
 
 Each release speaks two versions of the protocol: its own, and that of the release before. `Hello` names the
-versions that the gateway speaks, and `Welcome` the newest one that both sides speak, which the connection uses
-(`mizzen.wire.protocol_versions`). Three rules keep releases compatible:
+versions that the gateway speaks, and `Welcome` the newest one that both sides speak; the connection uses this
+one (`mizzen.wire.protocol_versions`). Three rules keep releases compatible:
 
 - A message gets new fields only at its end, and with defaults. A decoder ignores fields that it does not know
   and uses the defaults of missing ones, so such fields need no new version.
@@ -80,8 +80,8 @@ class Hello(WireMessage, frozen=True):
     """Registers a gateway with an engine."""
 
     protocol: int
-    """Oldest version of the protocol that the gateway speaks. An engine that speaks version 2 alone knows only
-    this field, and compares it with its own version."""
+    """Oldest version of the protocol that the gateway speaks. An engine that speaks only version 2 knows no
+    other field, and compares this one with its own version."""
     gateway: str
     newest_protocol: int = 0
     """Newest version that the gateway speaks; 0 if it speaks only `protocol`."""

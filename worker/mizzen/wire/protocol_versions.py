@@ -1,7 +1,7 @@
 """Negotiates the version of the wire protocol that a connection uses.
 
-A gateway sends the oldest and the newest version that it speaks, and the engine chooses the newest version that
-both speak. Gateways and engines of two consecutive releases therefore always have a version in common.
+A gateway sends the oldest and the newest version that it speaks, and the engine chooses the newest version
+that both speak. Gateways and engines of two consecutive releases therefore always have a version in common.
 """
 
 from __future__ import annotations
