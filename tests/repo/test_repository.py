@@ -23,7 +23,7 @@ def tracked() -> list[Path]:
 
 def texts() -> list[tuple[Path, str]]:
     """Return the paths (relative to the root) and contents of all text files."""
-    binary = (".safetensors", ".png")
+    binary = (".safetensors", ".png", ".xz")
     paths = [path for path in tracked() if path.suffix not in binary]
     return [(path.relative_to(ROOT), path.read_text(encoding="utf-8")) for path in paths]
 

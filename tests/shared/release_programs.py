@@ -17,7 +17,7 @@ from ports import free_ports
 from previous_release import CURRENT, Release
 
 MODEL = CURRENT.root / "models" / "demo"
-SECONDS = 120.0
+SECONDS = 180.0
 """Timeout of each wait."""
 
 

@@ -59,7 +59,10 @@ def render(release: Release) -> str:
     tags = {"tag": release.name}
     values = {
         "operator": {"replicas": 1},
-        "images": dict.fromkeys(("operator", "engine", "gateway"), tags),
+        "images": {
+            "registry": "registry.example.com",
+            **dict.fromkeys(("operator", "engine", "gateway"), tags),
+        },
     }
     arguments = json.dumps([values, OPERATOR_NAMESPACE, RELEASE, str(release.root / "charts" / "mizzen")])
     command = [sys.executable, "-P", "-c", RENDER, arguments]

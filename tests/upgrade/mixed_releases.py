@@ -36,7 +36,7 @@ PLACES = 3
 
 
 def engine_release(name: str) -> str:
-    """Return the name of the release of an engine, of which gateways know the endpoint as its name."""
+    """Return the name of an engine's release; the name of an engine is its endpoint."""
     return Path(name).name.partition("-")[0]
 
 
@@ -178,12 +178,12 @@ class Rollout:
             streams = hashed_questions("demo", (60, 120, 180, 240), stream=True)
             lanes = [short] * 3 + [streams] * 6
             return [[Question(**body) for body in lane] for lane in lanes]
-        asked = [Question(**body) for body in trained_questions("demo", stream=True)]
-        asked += [Question(**body) for body in trained_questions("demo", stream=False)]
+        trained = [Question(**body) for body in trained_questions("demo", stream=True)]
+        trained += [Question(**body) for body in trained_questions("demo", stream=False)]
         long = [Question(**body) for body in hashed_questions("demo", (100, 200, 150), stream=True)]
         for question in long:
             question.body["ignore_eos"] = True
-        return [asked] * 4 + [long] * 3
+        return [trained] * 4 + [long] * 3
 
     def _start_engine(self, release: Release, place: int) -> None:
         folder, endpoint = self._folder / f"engine{len(self._programs)}", self._endpoints[release.name, place]

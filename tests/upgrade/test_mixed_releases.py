@@ -23,7 +23,7 @@ REQUESTS = 50
 OLD_TO_NEW, NEW_TO_OLD = "current gateway, previous engine", "previous gateway, current engine"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_no_request_fails_while_one_release_replaces_the_other(
     previous: Release, tmp_path: Path
 ) -> None:

@@ -76,6 +76,6 @@ def test_an_engine_serves_gateways_of_three_releases_at_once(bench: Any) -> None
         bench.submit(gateway, 5)
     assert versions == {"before": OLDEST_PROTOCOL, "this": PROTOCOL, "next": PROTOCOL}
     assert bench.server.out.counters.other_protocol == 0
-    stranger = bench.gateway(hello=False)
-    stranger.send(Hello(OLDEST_PROTOCOL - 1, "ancient"))
-    assert "upgrade the gateway" in bench.expect(stranger, Refused).message
+    outdated_gateway = bench.gateway(hello=False)
+    outdated_gateway.send(Hello(OLDEST_PROTOCOL - 1, "ancient"))
+    assert "upgrade the gateway" in bench.expect(outdated_gateway, Refused).message
