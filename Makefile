@@ -11,10 +11,12 @@ COMPILE ?= 1
 LOAD_SECONDS ?= 240
 SOAK ?=
 BENCH ?=
+OUT ?=
+DRY_RUN ?=
 ROUNDS ?= 5
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-down test fuzz test-gpu soak e2e lint bench bench-gpu docs clean
+.PHONY: help install demo demo-down test fuzz test-gpu soak e2e lint bench bench-gpu docs lint-workflows release-dry-run clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -64,6 +66,15 @@ bench-gpu: ## run all GPU benchmarks with GPU_PYTHON and print one table; pass o
 docs: $(STAMP) ## build the documentation site into site/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/mkdocs build --strict
+
+lint-workflows: ## check the workflows in .github with actionlint, which must be installed
+	actionlint
+
+release-dry-run: $(STAMP) ## make a release in the empty folder OUT, sign it with a new key and verify it (docs/releasing.md)
+	@test -n "$(OUT)" || { echo "set OUT to an empty folder" >&2; exit 1; }
+	$(PYTHON) -m venv build/release-tools
+	build/release-tools/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement scripts/release/requirements.txt
+	HELM=$${HELM:-$$($(BIN)/python -c 'from mizzen_local.helm import find_helm; print(find_helm())')} build/release-tools/bin/python scripts/release/dry_run.py $(OUT) $(DRY_RUN)
 
 clean: demo-down ## remove everything that make created
 	rm -rf $(VENV) site build

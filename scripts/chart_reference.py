@@ -115,15 +115,15 @@ def resolved(schema: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
     return schema["$defs"][reference.rpartition("/")[2]] if reference else part
 
 
-def page() -> str:
-    """Return the text of the README."""
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
-    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+def page(folder: Path = CHART) -> str:
+    """Return the text of the README of the chart in a folder."""
+    chart = yaml.safe_load((folder / "Chart.yaml").read_text(encoding="utf-8"))
+    schema = json.loads((folder / "values.schema.json").read_text(encoding="utf-8"))
     head = HEAD.format(
         description=chart["description"], version=chart["version"], app_version=chart["appVersion"]
     )
     rows = ["| value | type | default | description |", "|---|---|---|---|"]
-    for value in values((CHART / "values.yaml").read_text(encoding="utf-8")):
+    for value in values((folder / "values.yaml").read_text(encoding="utf-8")):
         default = json.dumps(value.default)
         meaning = value.meaning.replace("|", "\\|")
         rows.append(f"| `{value.path}` | {kind(schema, value.path)} | `{default}` | {meaning} |")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "scripts/release"))  # the scripts import each other, as programs do
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 

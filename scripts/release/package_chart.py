@@ -1,0 +1,90 @@
+"""Package the Helm chart of a release, with the registry of its images as the default.
+
+    python scripts/release/package_chart.py --registry registry.example.com/team --out dist/chart
+
+With `--push`, the package is pushed to `oci://REGISTRY/charts`. The variable HELM names the program (`helm`
+by default).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from set_version import ROOT, read_version
+
+CHART = ROOT / "charts/mizzen"
+REGISTRY = re.compile(r"[A-Za-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*")
+UNSET = '  registry: ""\n'
+
+
+def write_chart(folder: Path, registry: str) -> None:
+    """Write the chart of a release to a folder: without symbolic links, and with a default registry.
+
+    Raises:
+        ValueError: the registry is not a host with an optional path, or values.yaml does not have the line
+            that is replaced.
+    """
+    if not REGISTRY.fullmatch(registry):
+        raise ValueError(f"--registry {registry!r}: write a host and a path, as in registry.example.com/team")
+    shutil.copytree(CHART, folder)
+    values = folder / "values.yaml"
+    text = values.read_text(encoding="utf-8")
+    if text.count(UNSET) != 1:
+        raise ValueError("charts/mizzen/values.yaml: images.registry is not empty")
+    values.write_text(text.replace(UNSET, f'  registry: "{registry}"\n'), encoding="utf-8")
+    page = runpy.run_path(str(ROOT / "scripts/chart_reference.py"))["page"]
+    (folder / "README.md").write_text(page(folder), encoding="utf-8")
+
+
+def package_chart(registry: str, out: Path) -> Path:
+    """Lint and package the chart of a release; return the path of the package."""
+    version = read_version()
+    helm = os.environ.get("HELM", "helm")
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as work:
+        chart = Path(work) / "mizzen"
+        write_chart(chart, registry)
+        subprocess.run([helm, "lint", "--strict", chart], check=True)
+        subprocess.run([helm, "package", chart, "--destination", out], check=True)
+    return out / f"mizzen-{version}.tgz"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--registry", required=True, help="registry and organisation, without oci://")
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--push", action="store_true")
+    parser.add_argument("--plain-http", action="store_true", help="push without TLS, to a registry of a test")
+    options = parser.parse_args()
+    try:
+        package = package_chart(options.registry, options.out)
+    except ValueError as error:
+        sys.exit(str(error))
+    if options.push:
+        command = [os.environ.get("HELM", "helm"), "push", package, f"oci://{options.registry}/charts"]
+        pushed = subprocess.run(
+            [*command, *(["--plain-http"] if options.plain_http else [])],
+            check=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ).stdout
+        digest = re.search(r"sha256:[0-9a-f]{64}", pushed)
+        if digest is None:
+            sys.exit(f"helm did not report the digest of the chart:\n{pushed}")
+        (options.out / "digest").write_text(f"{digest[0]}\n", encoding="utf-8")
+        print(pushed, end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The packaged chart of a release has the registry of its images as the default."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import mizzen
+from mizzen_local.helm import find_helm
+
+
+def test_a_packaged_chart_renders_without_values(run_script: Any, tmp_path: Path) -> None:
+    helm = find_helm()
+    homes = {f"HELM_{kind}_HOME": str(tmp_path / kind) for kind in ("CACHE", "CONFIG", "DATA")}
+    environment = {**os.environ, **homes, "HELM": str(helm)}
+    registry = "registry.example.com:5000/team"
+    made = run_script("package_chart.py", "--registry", registry, "--out", tmp_path, env=environment)
+    assert made.returncode == 0, made.stderr
+    package = tmp_path / f"mizzen-{mizzen.__version__}.tgz"
+
+    def render(*values: str) -> str:
+        command = [helm, "template", "sail", package, *values]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    for program in ("operator", "engine", "gateway"):
+        assert f"{registry}/mizzen/{program}:{mizzen.__version__}" in render()
+    assert "mirror.example.com/mizzen/engine" in render("--set", "images.registry=mirror.example.com")
+    readme = subprocess.run(
+        ["tar", "-xOf", package, "mizzen/README.md"], capture_output=True, text=True, check=True
+    ).stdout
+    assert f'| `images.registry` | string | `"{registry}"` |' in readme
+
+
+def test_a_registry_with_a_scheme_is_refused(run_script: Any, tmp_path: Path) -> None:
+    made = run_script("package_chart.py", "--registry", "oci://registry.example.com", "--out", tmp_path)
+    assert made.returncode == 1
+    assert "write a host and a path" in made.stderr
