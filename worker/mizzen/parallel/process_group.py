@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d
 
 from mizzen.common.addresses import address_family
@@ -64,7 +65,7 @@ FailureCheck = Callable[[], None]
 """Function that raises if another rank is known to have failed, so that this rank does not wait for it."""
 
 
-def open_store(config: RankConfig) -> dist.Store:
+def open_store(config: RankConfig) -> Store:
     """Open the store at the rendezvous; ranks exchange strings through this store.
 
     Raises:
@@ -73,26 +74,26 @@ def open_store(config: RankConfig) -> dist.Store:
     """
     url, timeout = urlsplit(config.rendezvous), timedelta(seconds=config.timeout_seconds)
     if url.scheme == "file" and url.path:
-        store: dist.Store = dist.FileStore(url.path, config.size)
+        store: Store = FileStore(url.path, config.size)
     elif url.scheme == "tcp" and url.hostname and url.port:
         store = _tcp_store(config, url.hostname, url.port, timeout)
-        store = dist.PrefixStore(url.path.strip("/"), store)
+        store = PrefixStore(url.path.strip("/"), store)
     else:
         raise ValueError(f"a rendezvous is file:///path or tcp://host:port, not {config.rendezvous!r}")
     store.set_timeout(timeout)
     return store
 
 
-def _tcp_store(config: RankConfig, host: str, port: int, timeout: timedelta) -> dist.Store:
+def _tcp_store(config: RankConfig, host: str, port: int, timeout: timedelta) -> Store:
     """Connect to rank 0's store. Rank 0 listens only on `host`; torch alone would listen on all addresses."""
     if config.rank:
-        return dist.TCPStore(host, port, config.size, False, timeout, wait_for_workers=False)
+        return TCPStore(host, port, config.size, False, timeout, wait_for_workers=False)
     try:
         listening = socket.create_server((host, port), family=address_family(host))
     except OSError as error:
         text = f"cannot listen on {host}:{port} for the other ranks: {error.strerror}"
         raise OSError(f"{text} (it is --ranks-port and two more)") from error
-    return dist.TCPStore(
+    return TCPStore(
         host,
         port,
         config.size,
@@ -168,7 +169,7 @@ class RankGroup:
             distributed_c10d._abort_process_group()  # destroying the group would wait for the other ranks
 
     def _join(self) -> Collectives:
-        config, store = self.config, dist.PrefixStore("group", self._store)
+        config, store = self.config, PrefixStore("group", self._store)
         timeout = timedelta(seconds=config.timeout_seconds)
         if config.device.type == "cpu":
             return GlooCollectives(_gloo(config, store, timeout))
@@ -194,12 +195,12 @@ class RankGroup:
         return CudaCollectives(world, config.device, config.all_reduce, first=first)
 
 
-def _gloo(config: RankConfig, store: dist.Store, timeout: timedelta) -> dist.ProcessGroupGloo:
+def _gloo(config: RankConfig, store: Store, timeout: timedelta) -> dist.ProcessGroupGloo:
     """Form a gloo group at this pod's address, or on loopback, where no other pod can connect."""
     address = config.address or (LOOPBACK if config.rendezvous.startswith("file:") else "")
     if not address:
         return dist.ProcessGroupGloo(store, config.rank, config.size, timeout)
-    options = dist.ProcessGroupGloo._Options()
+    options = cast(Any, dist.ProcessGroupGloo)._Options()  # missing in the type information of PyTorch
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = timeout
     return dist.ProcessGroupGloo(store, config.rank, config.size, options)

@@ -106,7 +106,7 @@ class ThreadBuffers(threading.local):
             torch.empty(BLOCK, dtype=torch.uint8, pin_memory=cuda) for _ in range(BUFFERS_PER_THREAD)
         ]
         self.stream = torch.cuda.Stream(device) if cuda else None
-        self.copied: list[torch.cuda.Event | None] = [None] * BUFFERS_PER_THREAD
+        self.copied: list[torch.cuda.Event | torch.Event | None] = [None] * BUFFERS_PER_THREAD
         self.next_buffer = 0
 
     def copy_block(self, descriptor: int, file_range: FileRange) -> int:
@@ -120,7 +120,7 @@ class ThreadBuffers(threading.local):
             event.synchronize()
         size = len(file_range.destination)
         buffer = self.buffers[self.next_buffer][:size]
-        view, run = memoryview(buffer.numpy()), file_range.run_bytes or size
+        view, run = buffer.numpy().data, file_range.run_bytes or size
         for index, first in enumerate(range(0, size, run)):
             read_exactly(
                 descriptor,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 
@@ -23,6 +24,7 @@ def capture_graph(
     enqueue()
     graph = torch.cuda.CUDAGraph()
     stream.synchronize()
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+    handle = cast("torch.cuda._POOL_HANDLE | None", pool)  # a NewType that PyTorch does not document
+    with torch.cuda.graph(graph, pool=handle, stream=stream, capture_error_mode="thread_local"):
         enqueue()
     return graph

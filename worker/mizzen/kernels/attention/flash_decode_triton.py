@@ -6,6 +6,9 @@ merges their partial results. Keys and values of earlier steps do not depend on 
 program loads its first block of them before it waits for that kernel (programmatic dependent launch).
 """
 
+# Triton compiles `if STAGES == 0` away; pyright cannot see that two such branches agree.
+# pyright: reportPossiblyUnboundVariable=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -8,7 +8,9 @@ from mizzen.models.hf_fields import Fields
 from mizzen.models.rope_config import read_rope
 
 ARCHITECTURE = "Phi3ForCausalLM"
-NAMES = TensorNames(query_key_value=("qkv_proj",) * 3, gate_up=("gate_up_proj",) * 2)
+NAMES = TensorNames(
+    query_key_value=("qkv_proj", "qkv_proj", "qkv_proj"), gate_up=("gate_up_proj", "gate_up_proj")
+)
 
 
 def parse_config(fields: Fields) -> ModelConfig:

@@ -1,0 +1,4 @@
+# The bindings are compiled modules without type information.
+from typing import Any
+
+def __getattr__(name: str) -> Any: ...
