@@ -205,6 +205,32 @@ def test_the_error_for_missing_programs_lists_where_they_were_searched(
     assert not list((tmp_path / "mizzen-local/assets").glob("*.new"))
 
 
+@pytest.mark.parametrize("command", ["demo", "up", "assets"])
+def test_a_command_says_first_that_it_may_build_kubernetes_and_how_long_that_takes(
+    command: str, tmp_path: Path
+) -> None:
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "KUBE_ASSETS_DIR"},
+        "MIZZEN_LOCAL_DIR": str(tmp_path / "cluster"),
+        "XDG_CACHE_HOME": str(tmp_path),
+        "PATH": str(tmp_path),  # no Go
+        "https_proxy": "http://127.0.0.1:9",  # no downloads
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "mizzen_local.cli", command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    notice, failure = done.stderr.split("the official releases: ", 1)
+    assert "Kubernetes 1.36.3 and etcd 3.7.3 are not on this machine yet" in notice
+    assert "build from their Go modules, which needs Go and takes about five minutes on two cores" in notice
+    assert "there is no Go" in failure
+
+
 def test_programs_in_the_cache_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBE_ASSETS_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
