@@ -26,6 +26,7 @@ HEAD = """\
 Version {version} of the chart installs Mizzen {app_version}. It requires Kubernetes 1.30 or later and Helm
 3.17 or later (the tests run Helm 4).
 
+<!-- skip: tests/chart installs and tests it -->
 ```console
 $ helm install mizzen charts/mizzen --namespace mizzen-system --create-namespace --wait \\
     --set images.registry=registry.example.com/team

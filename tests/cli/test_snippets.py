@@ -1,47 +1,40 @@
-"""Code snippets of README.md and docs/ are run unchanged, except for the server's port."""
+"""Code blocks of the documentation are run unchanged, except for the server's port.
+
+`tests/cluster/test_commands.py` runs those for a local cluster, `tests/e2e/test_quickstart.py` those for a
+cluster with containers, and `tests/chart/test_manifests_in_docs.py` checks the manifests.
+"""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from cli_support import ENVIRONMENT, ROOT, Served
 
-pytestmark = [pytest.mark.xdist_group("cli")]
-MARKED = re.compile(r"<!-- run: (\w+) -->\n```(\w+)\n(.*?)```", re.DOTALL)
-COMMANDS = re.compile(
-    r"(?:<!-- (run|skip): ([^\n]+?) -->\n)?```(?:console|sh|bash|shell)\n(.*?)```", re.DOTALL
+from snippets import (
+    MARKED_LANGUAGES,
+    Snippet,
+    all_snippets,
+    here_documents,
+    list_pages,
+    list_snippets,
+    shell_script,
+    snippets_to_run,
 )
-KINDS = {"serve", "offline", "shell", "anywhere", "cluster"}
+
+pytestmark = [pytest.mark.xdist_group("cli")]
+KINDS = {
+    *("serve", "offline", "python", "shell", "anywhere"),  # run here
+    *("cluster", "e2e", "e2e-background"),
+}
 URL = "http://127.0.0.1:8000/v1"
 
 
-@dataclass(frozen=True)
-class Snippet:
-    page: str
-    kind: str
-    language: str
-    text: str
-
-
-def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-def snippets() -> list[Snippet]:
-    return [
-        Snippet(str(page.relative_to(ROOT)), *match)
-        for page in pages()
-        for match in MARKED.findall(page.read_text(encoding="utf-8"))
-    ]
-
-
 def named(kind: str) -> list[object]:
-    of_kind = [snippet for snippet in snippets() if snippet.kind == kind]
+    of_kind = snippets_to_run(kind)
     return [pytest.param(entry, id=f"{entry.page}-{index}") for index, entry in enumerate(of_kind)]
 
 
@@ -77,29 +70,41 @@ def test_offline_snippets_get_the_trained_answers(snippet: Snippet, answers: dic
     assert holds_an_answer(run([sys.executable, "-c", snippet.text]), snippet, answers)
 
 
-def commands(snippet: Snippet) -> str:
-    """Return the commands of a snippet as a script, with the programs of this environment."""
-    lines = [line.removeprefix("$ ") for line in snippet.text.splitlines() if line.startswith("$ ")]
-    return "\n".join(lines).replace(".venv/bin/", f"{Path(sys.executable).parent}/")
+@pytest.mark.parametrize("snippet", named("python"))
+def test_offline_snippets_print_something(snippet: Snippet) -> None:
+    assert run([sys.executable, "-c", snippet.text]).strip()
 
 
 @pytest.mark.parametrize("snippet", named("shell"))
 def test_shell_snippets_print_the_trained_answers(snippet: Snippet, answers: dict[str, str]) -> None:
-    text = run(["bash", "-euc", commands(snippet)])
+    text = run(["bash", "-euc", shell_script(snippet.text)])
     assert holds_an_answer(text, snippet, answers)
 
 
 @pytest.mark.parametrize("snippet", named("anywhere"))
 def test_snippets_that_need_no_server_succeed(snippet: Snippet) -> None:
-    run(["bash", "-euc", commands(snippet)])
+    run(["bash", "-euc", shell_script(snippet.text)])
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_command_snippet_is_tested_or_has_a_reason(page: Path) -> None:
-    for mark, text, block in COMMANDS.findall(page.read_text(encoding="utf-8")):
-        assert mark, f"a block of commands without a mark; see docs/contributing.md: {block}"
-        assert text in KINDS if mark == "run" else len(text) > 15, text
+@pytest.mark.parametrize("page", list_pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_that_readers_run_is_tested_or_has_a_reason(page: Path) -> None:
+    for snippet in list_snippets(page):
+        place = f"{snippet.page}:{snippet.line}"
+        if snippet.language in MARKED_LANGUAGES:
+            assert snippet.verb, f"{place}: a block without a mark; see docs/contributing.md"
+            known = snippet.kind in KINDS if snippet.verb == "run" else len(snippet.kind) > 15
+            assert known, f"{place}: {snippet.kind}"
+        else:
+            assert not snippet.verb, f"{place}: a mark before a block that nothing runs"
+            assert "\n$ " not in f"\n{snippet.text}", f"{place}: commands need a language, such as console"
 
 
 def test_every_kind_of_snippet_occurs_in_the_docs() -> None:
-    assert {snippet.kind for snippet in snippets()} == KINDS
+    assert {snippet.kind for snippet in all_snippets() if snippet.verb == "run"} == KINDS
+
+
+def test_the_commands_of_a_block_include_continuations_and_here_documents() -> None:
+    block = "$ one \\\n    --two\noutput\n$ cat <<'EOF'\nkind: X\n$ not a command\nEOF\noutput\n$ three\n"
+    expected = "one \\\n    --two\ncat <<'EOF'\nkind: X\n$ not a command\nEOF\nthree"
+    assert shell_script(block) == expected
+    assert here_documents(block) == ["kind: X\n$ not a command\n"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,26 +11,19 @@ from pathlib import Path
 import pytest
 
 from mizzen_local.assets import find_programs
+from snippets import shell_script, snippets_to_run
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-MARKED = re.compile(r"<!-- run: cluster -->\n```\w+\n(.*?)```", re.DOTALL)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
 
 def blocks() -> list[object]:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [
-        pytest.param(text, id=f"{page.relative_to(ROOT)}-{number}")
-        for page in pages
-        for number, text in enumerate(MARKED.findall(page.read_text(encoding="utf-8")))
+        pytest.param(snippet.text, id=f"{snippet.page}-{number}")
+        for number, snippet in enumerate(snippets_to_run("cluster"))
     ]
-
-
-def script(block: str) -> str:
-    lines = [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
-    return "\n".join(lines).replace(".venv/bin/", f"{BIN}/")
 
 
 def run(environment: dict[str, str], *command: str) -> str:
@@ -60,7 +52,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 @pytest.mark.parametrize("block", blocks())
 def test_the_commands_of_a_block_succeed(demo: dict[str, str], block: str) -> None:
-    run(demo, "bash", "-euo", "pipefail", "-c", script(block))
+    run(demo, "bash", "-euo", "pipefail", "-c", shell_script(block))
 
 
 def test_the_documentation_has_blocks_for_a_cluster() -> None:
