@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -198,3 +199,29 @@ def test_choosing_an_unsupported_backend_is_an_error(
 
 def test_float32_uses_the_reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     assert selected(monkeypatch, HOPPER, BOTH, kv(torch.float32)) == ("reference", "reference")
+
+
+def documented_backends() -> dict[tuple[int, int], tuple[str, str, str, str]]:
+    """Return the backends in the table of docs/gpus.md by compute capability.
+
+    The order is decode, prefill, decode with an FP8 KV cache, and prefill with an FP8 KV cache.
+    """
+    page = (Path(__file__).parents[3] / "docs/gpus.md").read_text()
+    rows = re.findall(r"^\| (\d+)\.(\d) \|[^|]+\|(.+)\|$", page, re.MULTILINE)
+    names = {(int(major), int(minor)): re.findall(r"`(\S+)`", cells) for major, minor, cells in rows}
+    return {capability: (a, b, c, d) for capability, (a, b, c, d) in names.items()}
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_the_guide_lists_the_backends_of_the_engine_image(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image contains sglang-kernel and FlashInfer's package, but neither FlashInfer's kernels nor nvcc's host compiler."""
+    packages = {"sgl_kernel"}
+    expected = documented_backends()[capability]
+    assert selected(monkeypatch, capability, packages) == expected[:2]
+    assert selected(monkeypatch, capability, packages, kv(torch.float8_e4m3fn)) == expected[2:]
+
+
+def test_the_guide_lists_each_compute_capability_once() -> None:
+    assert sorted(documented_backends()) == [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
