@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from mizzen.wire.curve_keys import KeyFolder, write_keys
@@ -101,6 +102,41 @@ def test_sigterm_lets_streams_end(scripted: Any, start: Any) -> None:
     engine.does.step_seconds = 0.001
     assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
     assert gateway.process.wait(60) == 0
+
+
+def own_address() -> str:
+    """Return an IPv4 address of this machine that is not a loopback address."""
+    addresses = [entry.address for entries in psutil.net_if_addrs().values() for entry in entries]
+    found = [text for text in addresses if text.count(".") == 3 and not text.startswith("127.")]
+    if not found:
+        pytest.skip("this machine has only a loopback address")
+    return found[0]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_api_of_a_pods_address_is_on_the_loopback_address_too(
+    processes: int, scripted: Any, start: Any
+) -> None:
+    """`kubectl port-forward` connects to the loopback address of the pod."""
+    address = own_address()
+    gateway = start(engine=[scripted().endpoint], host=address, processes=processes)
+    gateway.wait_ready()
+    for host in (address, "127.0.0.1"):
+        answer = httpx.get(f"http://{host}:{gateway.port}/v1/models", timeout=30, trust_env=False)
+        assert answer.status_code == 200
+    gateway.process.send_signal(signal.SIGTERM)
+    assert gateway.process.wait(60) == 0
+
+
+def test_a_loopback_port_in_use_does_not_stop_the_gateway(scripted: Any, start: Any) -> None:
+    address, port = own_address(), free_ports()
+    with socket.create_server(("127.0.0.1", port)):
+        gateway = start(engine=[scripted().endpoint], host=address, port=port)
+        gateway.wait_ready()
+        answer = httpx.get(f"http://{address}:{port}/v1/models", timeout=30, trust_env=False)
+        assert answer.status_code == 200
+        gateway.process.send_signal(signal.SIGTERM)
+        assert gateway.process.wait(60) == 0
 
 
 def send_until_close(port: int, answered: threading.Event) -> str:

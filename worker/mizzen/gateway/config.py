@@ -25,7 +25,10 @@ class GatewayConfig:
         "", "ConfigMap with a services file as services.json; the gateway watches it and the services' pods"
     )
 
-    host: str = option("127.0.0.1", "Address of the OpenAI API")
+    host: str = option(
+        "127.0.0.1",
+        "Address of the OpenAI API, which is served on the loopback address too, for `kubectl port-forward`",
+    )
     port: int = option(8000, "Port of the OpenAI API", low=0, high=65535)
     admin_host: str = option("127.0.0.1", "Address of /healthz, /readyz, /metrics and the admin API")
     admin_port: int = option(8001, "Port of /healthz, /readyz, /metrics and the admin API", low=0, high=65535)

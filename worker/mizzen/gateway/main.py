@@ -17,7 +17,7 @@ from mizzen.gateway.config import ONLY_PROCESS, GatewayConfig, ProcessNumber
 from mizzen.gateway.gateway import Gateway
 from mizzen.gateway.http.connection import BoundedProtocol, LingeringProtocol
 from mizzen.gateway.http.processes import serve_processes
-from mizzen.gateway.http.server import UvicornServer, listen, new_server
+from mizzen.gateway.http.server import UvicornServer, listen, listen_on_loopback, new_server
 from mizzen.gateway.http.tls import ServerTls
 from mizzen.gateway.telemetry.ping import answer_pings
 
@@ -84,7 +84,7 @@ async def serve(
     api = new_server(create_app(config, gateway), shutdown_seconds, tls, LingeringProtocol)
     admin = new_server(create_admin_app(gateway), 1)
     tasks = [
-        asyncio.create_task(api.serve([api_socket])),
+        asyncio.create_task(api.serve([api_socket, *listen_on_loopback(api_socket, process.count > 1)])),
         asyncio.create_task(admin.serve([admin_socket])),
     ]
     pings = await answer_pings(*admin_socket.getsockname()[:2])

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import logging
 import socket
 from collections.abc import Iterator
 
@@ -15,6 +17,8 @@ from starlette.types import ASGIApp
 from mizzen.common.addresses import address_family
 from mizzen.gateway.http.connection import BoundedProtocol
 from mizzen.gateway.http.tls import ServerTls
+
+log = logging.getLogger(__name__)
 
 
 class UvicornServer(uvicorn.Server):
@@ -73,3 +77,29 @@ def listen(host: str, port: int, shared: bool = False) -> socket.socket:
         listener.close()
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listener
+
+
+def listen_on_loopback(listener: socket.socket, shared: bool = False) -> list[socket.socket]:
+    """Listen on the loopback address too, at the port of a socket that listens on another address of this host.
+
+    `kubectl port-forward` connects to the loopback address of a pod, whereas a pod's programs listen on the pod's
+    address.
+
+    Args:
+        listener: listening socket.
+        shared: whether further processes of the gateway listen on the same address.
+
+    Returns:
+        The additional socket; nothing if `listener` listens on the loopback address or on all addresses, or if the
+        port is in use there.
+    """
+    host, port = listener.getsockname()[:2]
+    address = ipaddress.ip_address(host)
+    if address.is_loopback or address.is_unspecified:
+        return []
+    loopback = "::1" if address.version == 6 else "127.0.0.1"
+    try:
+        return [listen(loopback, port, shared)]
+    except OSError as error:
+        log.warning("kubectl port-forward cannot reach the gateway", extra={"fields": {"reason": str(error)}})
+        return []
