@@ -2,7 +2,8 @@
 
     python scripts/sizing_tables.py
 
-The facts about models are those of tests/inspection/known_models.json. A test checks that the page is up to date.
+The facts about models are those of tests/inspection/known_models.json. A test checks that the page is
+up to date.
 """
 
 from __future__ import annotations
@@ -50,20 +51,21 @@ def inspect(name: str, gpu: str = "h100", kv_cache_dtype: str = "auto") -> Inspe
 
 def model_rows() -> Iterable[str]:
     """Yield the table of weights and KV by model."""
-    yield "| model | parameters | weights (bf16) | KV cache a token (bf16) | KV of 8,192 tokens | `--tensor` |"
+    yield "| model | parameters | weights (bf16) | KV of a token (bf16) | KV of 8,192 tokens | `--tensor` |"
     yield "|---|---|---|---|---|---|"
     for name in SIZED:
         result = inspect(name)
+        kv = result.kv_bytes_per_token
         possible = ", ".join(str(size.tensor) for size in result.tensor_sizes if size.possible)
         yield (
             f"| `{name}` | {format_count(result.parameters)} | {result.weight_bytes / GIB:.1f} GiB "
-            f"| {result.kv_bytes_per_token // 1024} KiB | {result.kv_bytes_per_token * CONTEXT / GIB:.2f} GiB "
+            f"| {kv // 1024} KiB | {kv * CONTEXT / GIB:.2f} GiB "
             f"| {possible} |"
         )
 
 
 def smallest_fit(result: Inspection) -> MemoryFit | None:
-    """Return the fit with the fewest GPUs on which a request of `CONTEXT` tokens fits; None if there is none."""
+    """Return the fit with the fewest GPUs that hold a request of `CONTEXT` tokens; None if there is none."""
     return next((fit for fit in result.memory_fits if fit.kv_tokens >= CONTEXT), None)
 
 

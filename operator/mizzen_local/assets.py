@@ -17,8 +17,8 @@ KUBERNETES, ETCD = "1.36.3", "3.7.3"
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 NOTICE = (
     f"Kubernetes {KUBERNETES} and etcd {ETCD} are not on this machine yet; they are now fetched, once:",
-    "  first as a download of about 300 MiB from dl.k8s.io and github.com",
-    "  if that fails, by a build from their Go modules, which needs Go and takes about five minutes on two cores",
+    "  first download about 300 MiB from dl.k8s.io and github.com",
+    "  if that fails, build from their Go modules, which needs Go and takes about five minutes on two cores",
     "  to use programs that you already have, set KUBE_ASSETS_DIR to their folder",
 )
 """Lines of progress that are reported before the programs are downloaded or built."""

@@ -1,4 +1,4 @@
-"""Every YAML block and every manifest in a command of the documentation is accepted by the API server or the chart."""
+"""The API server or the chart accepts every YAML block and every manifest of the documentation."""
 
 from __future__ import annotations
 

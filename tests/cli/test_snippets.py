@@ -103,6 +103,11 @@ def test_every_kind_of_snippet_occurs_in_the_docs() -> None:
     assert {snippet.kind for snippet in all_snippets() if snippet.verb == "run"} == KINDS
 
 
+def test_only_the_quick_start_has_blocks_for_the_end_to_end_test() -> None:
+    pages = {snippet.page for snippet in all_snippets() if snippet.kind.startswith("e2e")}
+    assert pages == {"docs/quickstart.md"}
+
+
 def test_the_commands_of_a_block_include_continuations_and_here_documents() -> None:
     block = "$ one \\\n    --two\noutput\n$ cat <<'EOF'\nkind: X\n$ not a command\nEOF\noutput\n$ three\n"
     expected = "one \\\n    --two\ncat <<'EOF'\nkind: X\n$ not a command\nEOF\nthree"

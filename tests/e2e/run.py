@@ -32,10 +32,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).parents[2]
 TARGETS = ("operator", "gateway", "engine-cpu")
 LEFT_OUT = "torch xgrammar"
-FILES = [f"tests/e2e/test_{part}.py" for part in ("product", "models", "groups", "removal")]
+FILES = [f"tests/e2e/test_{part}.py" for part in ("quickstart", "product", "models", "groups", "removal")]
 """Test files, in the order of the installation's life."""
 
 
@@ -123,6 +125,11 @@ def build_options(target: str, version: str, site: str) -> list[str]:
     return options
 
 
+def chart_version() -> str:
+    """Return the tag of the images that the chart uses by default, as the quick start does."""
+    return yaml.safe_load((ROOT / "charts/mizzen/Chart.yaml").read_text())["appVersion"]
+
+
 def run_timed(label: str, action: Callable[[], None]) -> None:
     """Run an action and print how many seconds it took."""
     began = time.monotonic()
@@ -197,7 +204,7 @@ def main() -> int:
     parser.add_argument("pytest", nargs="*", help="arguments for pytest, after --")
     arguments = parser.parse_args().pytest
     load = os.environ.get("E2E_LOAD", "")
-    delivery, site, tags = image_delivery(load), engine_site(load), ("e2e", "e2e-next")
+    delivery, site, tags = image_delivery(load), engine_site(load), ("e2e", "e2e-next", chart_version())
     signal.signal(signal.SIGTERM, interrupted)
     try:
         run_timed("cluster up, images built and delivered", lambda: prepare(delivery, site, tags))

@@ -1,4 +1,4 @@
-"""The quick start of the documentation, word for word: the first installation on the cluster, and its removal."""
+"""The quick start of the documentation, word for word: the first installation, and its removal."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ STEPS = [
 
 
 def mutating_policy(folder: str) -> list[dict[str, object]]:
-    """Return an admission policy that mounts a folder of the nodes with torch into engine pods.
+    """Return an admission policy that mounts a folder with torch into engine pods.
 
-    Images of engines may lack torch (`E2E_ENGINE_SITE`). The manifests on the page do not know that folder, so the
-    API server adds it.
+    Images of engines may lack torch (`E2E_ENGINE_SITE`). The manifests on the page do not name that folder,
+    so the API server adds it.
     """
     kind = "MutatingAdmissionPolicy"
     meta = {"name": SITE}
@@ -36,7 +36,8 @@ def mutating_policy(folder: str) -> list[dict[str, object]]:
         f'hostPath: Object.spec.volumes.hostPath{{path: "{folder}"}}}}], '
         'containers: [Object.spec.containers{name: "engine", '
         'env: [Object.spec.containers.env{name: "PYTHONPATH", value: "/mnt/site"}], '
-        'volumeMounts: [Object.spec.containers.volumeMounts{name: "site", mountPath: "/mnt/site", readOnly: true}]}]}}'
+        'volumeMounts: [Object.spec.containers.volumeMounts{name: "site", mountPath: "/mnt/site", '
+        "readOnly: true}]}]}}"
     )
     rules = [{"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]}]
     selector = {"matchLabels": {"mizzen.dev/component": "engine"}}

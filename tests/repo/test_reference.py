@@ -34,6 +34,10 @@ PAGES = {
         page: (make, "model_table")
         for page, make in runpy.run_path(str(ROOT / "scripts/model_table.py"))["PAGES"].items()
     },
+    **{
+        page: (make, "sizing_tables")
+        for page, make in runpy.run_path(str(ROOT / "scripts/sizing_tables.py"))["PAGES"].items()
+    },
 }
 VARIABLES = {"$(POD_NAME)": "pod-0", "$(POD_IP)": "127.97.0.2"}
 

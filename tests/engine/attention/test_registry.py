@@ -216,7 +216,7 @@ def documented_backends() -> dict[tuple[int, int], tuple[str, str, str, str]]:
 def test_the_guide_lists_the_backends_of_the_engine_image(
     capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The image contains sglang-kernel and FlashInfer's package, but neither FlashInfer's kernels nor nvcc's host compiler."""
+    """The image contains sglang-kernel, but neither FlashInfer's kernels nor a compiler for them."""
     packages = {"sgl_kernel"}
     expected = documented_backends()[capability]
     assert selected(monkeypatch, capability, packages) == expected[:2]

@@ -80,18 +80,18 @@ def listen(host: str, port: int, shared: bool = False) -> socket.socket:
 
 
 def listen_on_loopback(listener: socket.socket, shared: bool = False) -> list[socket.socket]:
-    """Listen on the loopback address too, at the port of a socket that listens on another address of this host.
+    """Listen on the loopback address too, at the port of a socket that listens on another address.
 
-    `kubectl port-forward` connects to the loopback address of a pod, whereas a pod's programs listen on the pod's
-    address.
+    `kubectl port-forward` connects to the loopback address of a pod, whereas a pod's programs listen on the
+    pod's address.
 
     Args:
         listener: listening socket.
         shared: whether further processes of the gateway listen on the same address.
 
     Returns:
-        The additional socket; nothing if `listener` listens on the loopback address or on all addresses, or if the
-        port is in use there.
+        The additional socket; nothing if `listener` listens on the loopback address or on all addresses, or
+        if the port is in use there.
     """
     host, port = listener.getsockname()[:2]
     address = ipaddress.ip_address(host)
