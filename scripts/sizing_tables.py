@@ -65,7 +65,7 @@ def model_rows() -> Iterable[str]:
 
 
 def smallest_fit(result: Inspection) -> MemoryFit | None:
-    """Return the fit with the fewest GPUs that hold a request of `CONTEXT` tokens; None if there is none."""
+    """Return the fit with the fewest GPUs that hold a request of `CONTEXT` tokens, or None."""
     return next((fit for fit in result.memory_fits if fit.kv_tokens >= CONTEXT), None)
 
 

@@ -24,7 +24,7 @@ class Snippet:
     Attributes:
         page: path of the page, relative to the repository.
         line: number of the line on which the block begins.
-        language: word after the opening fence; empty if there is none.
+        language: word after the opening fence, or an empty string.
         verb: `run`, `skip`, or empty if no mark precedes the block.
         kind: how a block with `run` is run, or why a block with `skip` is not.
         text: content of the block, without the indentation of the fence.
