@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import sys
 import tempfile
 from collections import Counter
@@ -56,33 +57,31 @@ class Traffic:
 
     async def learn(self) -> None:
         """Get two equal answers to each question, which all later answers must equal."""
+        questions = {id(question): question for part in self.questions for question in part}
         async with aiohttp.ClientSession(trust_env=False) as http:
-            for question in {id(question): question for part in self.questions for question in part}.values():
-                for _ in range(2):
-                    answer = await send_request(http, self.gateway.url, question.body, question.path)
-                    question.check(answer)
-                    question.text, question.finish, question.tokens = (
-                        answer.text,
-                        answer.finish,
-                        answer.tokens,
-                    )
+            for _ in range(2):
+                await asyncio.gather(*(self._learn_answer(http, each) for each in questions.values()))
+
+    async def _learn_answer(self, http: aiohttp.ClientSession, question: Question) -> None:
+        answer = await send_request(http, self.gateway.url, question.body, question.path)
+        question.check(answer)
+        question.text, question.finish, question.tokens = answer.text, answer.finish, answer.tokens
 
     def start(self) -> None:
         """Start all workers."""
-        self._tasks = [asyncio.create_task(self._work(part)) for part in self.questions]
+        workers = enumerate(self.questions)
+        self._tasks = [asyncio.create_task(self._work(part, random.Random(seed))) for seed, part in workers]
 
     async def stop(self) -> None:
         """Wait for all answers; send no more requests."""
         self._stopped = True
         await asyncio.gather(*self._tasks)
 
-    async def _work(self, questions: list[Question]) -> None:
-        number = 0
+    async def _work(self, questions: list[Question], choices: random.Random) -> None:
         timeout = aiohttp.ClientTimeout(total=SECONDS)
         async with aiohttp.ClientSession(trust_env=False, timeout=timeout) as http:
             while not self._stopped:
-                number += 1
-                gateway, question = self.gateway, questions[number % len(questions)]
+                gateway, question = self.gateway, choices.choice(questions)
                 try:
                     answer = await send_request(http, gateway.url, question.body, question.path)
                     question.check(answer)
@@ -173,17 +172,18 @@ class Rollout:
         await self.traffic.stop()
 
     def _questions(self) -> list[list[Question]]:
-        if self._simulated:
-            short = hashed_questions("demo", (2, 3, 4, 6), stream=False)
-            streams = hashed_questions("demo", (60, 120, 180, 240), stream=True)
-            lanes = [short] * 3 + [streams] * 6
-            return [[Question(**body) for body in lane] for lane in lanes]
-        trained = [Question(**body) for body in trained_questions("demo", stream=True)]
-        trained += [Question(**body) for body in trained_questions("demo", stream=False)]
-        long = [Question(**body) for body in hashed_questions("demo", (100, 200, 150), stream=True)]
-        for question in long:
-            question.body["ignore_eos"] = True
-        return [trained] * 4 + [long] * 3
+        """Return the questions of each worker; many different prompts, so that every engine gets some."""
+        short = hashed_questions("demo", tuple(range(2, 18)), stream=False)
+        streams = hashed_questions("demo", tuple(range(60, 240, 15)), stream=True)
+        for entry in (*short, *streams):
+            entry["body"]["ignore_eos"] = True
+        lanes = [(short, 3), (streams, 6)]
+        if not self._simulated:
+            lanes.append((trained_questions("demo", stream=True), 1))
+        workers: list[list[Question]] = []
+        for entries, count in lanes:
+            workers += [[Question(**entry) for entry in entries]] * count
+        return workers
 
     def _start_engine(self, release: Release, place: int) -> None:
         folder, endpoint = self._folder / f"engine{len(self._programs)}", self._endpoints[release.name, place]
