@@ -3,7 +3,7 @@
     python tests/upgrade/record.py COMMIT
 
 Run this for the commit of each release once it is published, set `COMMIT` in
-`tests/shared/previous_release.py`, and delete the files of the release before.
+`previous_release.py`, and delete the files of the release before.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 
 import previous_release
 from previous_codec import run_codec

@@ -6,17 +6,13 @@ which runs the long version with the demo model, and the way back.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from mixed_releases import Rollout
+from previous_release import CURRENT, Release
 
 from mizzen.wire.messages import OLDEST_PROTOCOL, PROTOCOL
-from previous_release import CURRENT, Release
 
 REQUESTS = 50
 """Minimum number of answers of each pair of a gateway and an engine of different releases."""

@@ -12,9 +12,9 @@ from typing import Any
 
 import aiohttp
 import psutil
+from previous_release import CURRENT, Release
 
 from ports import free_ports
-from previous_release import CURRENT, Release
 
 MODEL = CURRENT.root / "models" / "demo"
 SECONDS = 180.0

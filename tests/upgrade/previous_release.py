@@ -1,4 +1,4 @@
-"""The programs of the release before this one, from the archive in `tests/upgrade`, to run beside today's."""
+"""The programs of the release before this one, from the archive in this folder, to run beside today's."""
 
 from __future__ import annotations
 
