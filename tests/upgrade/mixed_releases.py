@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 import aiohttp
 from noloss.load import FailedRequest, Question, send_request
 from noloss.services import hashed_questions, trained_questions
-
 from previous_release import CURRENT, Release, unpack_previous
 from release_programs import SECONDS, Engine, Gateway, Program, until
 
