@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the Mizzen wheel into /opt/mizzen, reduces its size, and writes its bill of materials (SBOM).
+# Installs the Mizzen wheel into /opt/mizzen, reduces its size, collects license texts, and writes the bill of materials.
 #   finish.sh NAME MODULE...
 # NAME is the program's name; every MODULE must be importable afterwards.
 set -eu
@@ -16,5 +16,7 @@ done
 mkdir -p /opt/mizzen/share/sbom
 /opt/build/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type application \
   --output-reproducible --output-format JSON --output-file "/opt/mizzen/share/sbom/mizzen-$name.cdx.json" /opt/mizzen/bin/python
-/opt/mizzen/bin/python scripts/images/slim.py "$(/opt/mizzen/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+site=$(/opt/mizzen/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+/opt/mizzen/bin/python scripts/images/licenses.py "$site" /opt/mizzen/share/licenses
+/opt/mizzen/bin/python scripts/images/slim.py "$site"
 for module in "$@"; do /opt/mizzen/bin/python -c "import $module"; done

@@ -11,7 +11,8 @@ wanted="apt apt-utils debian-archive-keyring gpgv sqv perl-base debconf debconf-
 gone=$(for package in $wanted; do installed | grep -x "$package" || true; done)
 # Use --remove instead of --purge: the image builder may have mounted configuration below /etc/apt.
 DEBIAN_FRONTEND=noninteractive dpkg --remove --force-all $gone >/tmp/dpkg.log 2>&1 || { cat /tmp/dpkg.log >&2; exit 1; }
-rm -rf /usr/share/doc /usr/share/man /usr/share/info /usr/share/locale /usr/share/lintian /usr/share/python-wheels \
+find /usr/share/doc -type f ! -name copyright -delete  # licenses require that their texts stay
+rm -rf /usr/share/man /usr/share/info /usr/share/locale /usr/share/lintian /usr/share/python-wheels \
   /var/cache/* /var/log/* /var/lib/apt /usr/lib/apt
 rm -rf /usr/lib/*/gconv  # used only by iconv; Python has its own codecs
 python=$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')

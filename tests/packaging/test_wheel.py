@@ -79,7 +79,7 @@ def test_the_sdist_has_the_licence_and_what_a_build_needs(built: Built) -> None:
 def test_the_metadata_name_the_licence_the_project_and_its_extras(built: Built) -> None:
     described = metadata(built.wheel)
     assert described["License-Expression"] == "Apache-2.0"
-    assert described["License-File"] == "LICENSE"
+    assert described.get_all("License-File") == ["LICENSE", "NOTICE"]
     assert described["Author"] == "The Mizzen authors"
     assert "Typing :: Typed" in described.get_all("Classifier", [])
     urls = dict(line.split(", ") for line in described.get_all("Project-URL", []))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,45 @@ def test_a_package_with_binary_modules_is_not_archived(site: Path) -> None:
     assert result.returncode != 0
     assert "kubernetes contains fast.so" in result.stderr
     assert (site / "kubernetes").is_dir()
+
+
+def test_the_license_texts_of_all_distributions_are_collected(tmp_path: Path) -> None:
+    site, target = tmp_path / "site", tmp_path / "licenses"
+    files = {
+        "one": (
+            "License-Expression: MIT",
+            {"licenses/LICENSE": "MIT text", "licenses/vendor/NOTICE": "Notice"},
+        ),
+        "two": ("Classifier: License :: OSI Approved :: BSD License", {"COPYING": "BSD text"}),
+        "three": ("License: none given", {}),
+    }
+    for name, (header, texts) in files.items():
+        folder = site / f"{name}-1.0.dist-info"
+        for path, text in {"METADATA": f"Name: {name}\nVersion: 1.0\n{header}\n", **texts}.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+        record = [f"{folder.name}/{path},," for path in ("METADATA", *texts)]
+        (folder / "RECORD").write_text("\n".join([*record, f"{name}/__init__.py,,"]))
+    result = script("licenses.py", str(site), str(target))
+    assert result.returncode == 0, result.stderr
+    index = (target / "index.txt").read_text().splitlines()
+    assert index == ["one 1.0\tMIT\t2", "three 1.0\tnone given\t0", "two 1.0\tBSD License\t1"]
+    assert (target / "one-1.0/licenses/vendor/NOTICE").read_text() == "Notice"
+    assert (target / "two-1.0/COPYING").read_text() == "BSD text"
+
+
+def test_every_image_collects_licenses_before_files_are_removed() -> None:
+    steps = (IMAGES / "finish.sh").read_text()
+    assert 0 < steps.index("licenses.py") < steps.index("slim.py")
+
+
+def test_the_wheel_stage_copies_everything_that_the_build_reads() -> None:
+    stage = (ROOT / "Dockerfile.worker").read_text().split("AS wheel\n")[1].split("\nFROM ")[0]
+    copied = {name for line in re.findall(r"^COPY (.+) \S+$", stage, re.MULTILINE) for name in line.split()}
+    needed = {"LICENSE", "NOTICE", "README.md", "setup.py", "worker", "operator"}
+    assert needed | {"crds", "charts", "examples", "models/demo"} == copied
+    seen = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert not [name for name in copied if not any(entry.startswith(name) for entry in seen)]
 
 
 def test_the_fake_compiler_only_copies_the_prebuilt_module(tmp_path: Path) -> None:
