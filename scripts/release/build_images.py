@@ -118,7 +118,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--builder", choices=("docker", "buildah"), default="docker")
     parser.add_argument("--target", choices=TARGETS, action="append", help="all targets by default")
-    parser.add_argument("--base", default="python:3.11-slim")
+    parser.add_argument("--base", default="python:3.12-slim")
     parser.add_argument("--pin-base", action="store_true", help="look up the digest of the base image")
     parser.add_argument("--platform", default="linux/amd64")
     parser.add_argument("--repository", default="https://mizzen.dev", help="URL of the source")

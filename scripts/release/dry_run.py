@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="empty folder")
     parser.add_argument("--builder", choices=("docker", "buildah", "none"), default="")
     parser.add_argument("--target", choices=TARGETS, action="append", help="all targets by default")
-    parser.add_argument("--base", default="python:3.11-slim")
+    parser.add_argument("--base", default="python:3.12-slim")
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
     options = parser.parse_args()
     out = options.out.resolve()

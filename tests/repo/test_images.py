@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,33 @@ def test_an_unknown_extra_is_refused_by_name() -> None:
     result = script("requirements.py", str(ROOT / "pyproject.toml"), "gatway")
     assert result.returncode != 0
     assert "unknown extra gatway; choose from base, " in result.stderr
+
+
+def test_the_gpu_image_has_the_measured_versions(tmp_path: Path) -> None:
+    merged = script("merge_constraints.py", str(ROOT / "constraints.txt"), str(ROOT / "constraints-gpu.txt"))
+    pins = merged.stdout.splitlines()
+    gpu = [line for line in (ROOT / "constraints-gpu.txt").read_text().splitlines() if "==" in line]
+    assert set(gpu) <= set(pins)
+    assert len([line for line in pins if line.startswith("torch==")]) == 1
+    assert "xgrammar==0.2.8" in pins
+    engine = (ROOT / "Dockerfile.worker").read_text().split("FROM build AS engine-site\n")[1]
+    assert engine.startswith("RUN OVERRIDES=constraints-gpu.txt sh scripts/images/install.sh")
+    broken = tmp_path / "broken.txt"
+    broken.write_text("torch>=2\n")
+    assert "'torch>=2' is not the only pin" in script("merge_constraints.py", str(broken), "/dev/null").stderr
+
+
+def test_releases_build_on_the_base_image_of_the_dockerfile() -> None:
+    base = re.search(r"^ARG BASE=(.+)$", (ROOT / "Dockerfile.worker").read_text(), re.MULTILINE)
+    assert base
+    for name in ("build_images.py", "dry_run.py"):
+        assert f'"--base", default="{base[1]}"' in (ROOT / "scripts/release" / name).read_text()
+
+
+def test_the_page_of_compatible_versions_is_up_to_date() -> None:
+    page = runpy.run_path(str(ROOT / "scripts/compatibility.py"))["page"]
+    written = (ROOT / "docs/compatibility.md").read_text()
+    assert written == page(), "compatibility.md is out of date: run python scripts/compatibility.py"
 
 
 @pytest.fixture

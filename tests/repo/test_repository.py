@@ -78,7 +78,8 @@ def test_the_distribution_has_all_extras_and_programs() -> None:
 @pytest.mark.parametrize("extra", ["", "operator", "gateway", "worker", "gpu", "test"])
 def test_the_constraints_pin_every_requirement(extra: str) -> None:
     pinned = set()
-    for line in (ROOT / "constraints.txt").read_text().splitlines():
+    files = ("constraints.txt", "constraints-gpu.txt") if extra == "gpu" else ("constraints.txt",)
+    for line in (line for file in files for line in (ROOT / file).read_text().splitlines()):
         if "==" in line:
             pinned.add(normal(line.split("==")[0]))
     required = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
