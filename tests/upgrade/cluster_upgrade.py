@@ -36,12 +36,12 @@ from noloss.driver import Driver
 from noloss.kube import Kube
 from noloss.local import Site
 from noloss.services import hashed_questions, lane, real_service, simulated_service, trained_questions
+from previous_release import CURRENT, Release, unpack_previous
 
 from mizzen_local import process
 from mizzen_local.cluster import NAMESPACE as OPERATOR_NAMESPACE
 from mizzen_local.cluster import RELEASE, Cluster
 from mizzen_local.kubectl import Kubectl
-from previous_release import CURRENT, Release, unpack_previous
 
 NAMESPACE = "default"
 ENGINES_FIRST, GATEWAYS_FIRST, TOGETHER = "engines-first", "gateways-first", "together"

@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from previous_codec import fields_of, run_codec
+from previous_release import MESSAGES, Release
 
 from message_samples import filled, least
 from mizzen.core.kv.block_hashes import block_hashes
 from mizzen.wire import codec, messages
 from mizzen.wire.messages import OLDEST_PROTOCOL, PROTOCOL, Hello
-from previous_codec import fields_of, run_codec
-from previous_release import MESSAGES, Release
 
 RECORDED: dict[str, Any] = json.loads(MESSAGES.read_text())
 FRAMES: dict[str, dict[str, Any]] = RECORDED["encoded"]
