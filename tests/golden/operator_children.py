@@ -57,6 +57,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
             "toolParser": "Hermes",
             "reasoningParser": "DeepSeekR1",
             "accessLog": "Prompts",
+            "playground": "Enabled",
             "extraArgs": ["--max-body-bytes=4096"],
         },
         "observability": {"tracing": {"otlpEndpoint": "http://otel:4318", "samplingPercent": 50}},

@@ -128,6 +128,7 @@ def service(*, shared: bool = False, **engine: Any) -> InferenceService:
             "toolParser": "Qwen3Coder",
             "reasoningParser": "DeepSeekR1",
             "accessLog": "Prompts",
+            "playground": "Enabled",
             "extraArgs": ["--max-body-bytes=4096"],
         },
         "lifecycle": {"startupTimeoutSeconds": 61, "drainTimeoutSeconds": 62, "maxGroupRestarts": 10},
@@ -214,6 +215,7 @@ COMMON: dict[str, Any] = {
     "tool_parser": "qwen3-coder",
     "reasoning_parser": "deepseek-r1",
     "access_log": "prompts",
+    "playground": True,
     "otlp_endpoint": "http://collector:4318",
     "max_body_bytes": 4096,
 }

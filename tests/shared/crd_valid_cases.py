@@ -46,6 +46,7 @@ RIGHT: list[dict[str, Any]] = [
             "toolParser": "Mistral",
             "reasoningParser": "None",
             "accessLog": "Disabled",
+            "playground": "Enabled",
             "extraArgs": ["--max-body-bytes", "4096", "--breaker-failures=9"],
         },
         "observability": {"tracing": {"otlpEndpoint": "http://otel:4318/x", "samplingPercent": 0}},

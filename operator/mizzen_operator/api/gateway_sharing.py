@@ -88,6 +88,7 @@ _FIELDS = {
     "tool_parser": "toolParser",
     "reasoning_parser": "reasoningParser",
     "access_log": "accessLog",
+    "playground": "playground",
     "extra_args": "extraArgs",
 }
 

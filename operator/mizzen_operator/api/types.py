@@ -136,6 +136,7 @@ class Gateway:
     tool_parser: str = "Auto"
     reasoning_parser: str = "Auto"
     access_log: str = "Enabled"
+    playground: bool = False
     extra_args: tuple[str, ...] = ()
     pod_template: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """`spec.gateway.podTemplate`, which is merged into the gateway's pods."""

@@ -62,7 +62,8 @@ def gateway_arguments(spec: GatewaySpec) -> list[str]:
         *([("--otlp-endpoint", spec.tracing.endpoint)] if spec.tracing.endpoint else []),
         ("--drain-timeout-seconds", str(spec.drain_timeout)),
     ]
-    return ["gateway", *(item for option in options for item in option), *spec.flags, *gateway.extra_args]
+    flags = [*spec.flags, *(["--playground"] if gateway.playground else [])]
+    return ["gateway", *(item for option in options for item in option), *flags, *gateway.extra_args]
 
 
 TOOL_PARSERS = {

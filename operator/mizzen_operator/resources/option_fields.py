@@ -54,6 +54,7 @@ GATEWAY_FIELDS = {
     "warm-seconds": "spec.gateway.routing.warmupTimeoutSeconds",
     "processes": "spec.gateway.processes",
     "access-log": "spec.gateway.accessLog",
+    "playground": "spec.gateway.playground",
     "suspended": "spec.suspend",
     "wake-timeout-seconds": "spec.autoscaling.wakeTimeoutSeconds",
     "otlp-endpoint": "spec.observability.tracing.otlpEndpoint",

@@ -97,6 +97,7 @@ def test_every_default_is_in_the_schema(api: Any, minimal: Callable[..., dict[st
         "toolParser": "Auto",
         "reasoningParser": "Auto",
         "accessLog": "Enabled",
+        "playground": "Disabled",
         "extraArgs": [],
     }
     assert spec["lifecycle"] == {

@@ -33,6 +33,7 @@ from mizzen.commands.readiness import ReadinessProbe
 from mizzen.common.addresses import address_family, join_address
 from mizzen.common.extras import require_modules
 from mizzen.gateway.config import GatewayConfig
+from mizzen.gateway.playground.paths import PLAYGROUND_PATH
 from mizzen.server.config import EngineConfig
 
 POLL_SECONDS = 0.1
@@ -260,7 +261,10 @@ def _supervise(children: ChildProcesses, config: ServeConfig, progress: StartupP
         progress.update(readiness.state, readiness.progress)
         if ready:
             progress.note(f"serving {config.gateway.served_name} on {config.engine.device}; Ctrl-C stops it")
-            print(base_url(config.gateway), flush=True)
+            url = base_url(config.gateway)
+            if config.gateway.playground:
+                progress.note(f"the playground is at {url.removesuffix('/v1')}{PLAYGROUND_PATH}")
+            print(url, flush=True)
         elif time.monotonic() > deadline:
             progress.note(
                 f"not ready after {config.engine.startup_timeout_seconds:g} s ({readiness.state}); give a "

@@ -34,6 +34,7 @@ from mizzen.gateway.openai.openapi_document import describe_response, install_op
 from mizzen.gateway.openai.output_form import FamilyOptions
 from mizzen.gateway.openai.parse import RequestParser
 from mizzen.gateway.openai.response_bodies import Model, ModelList
+from mizzen.gateway.playground.playground_page import add_playground
 from mizzen.gateway.routing.debug_route import explain_route
 from mizzen.gateway.services import Service
 from mizzen.gateway.telemetry.table_watch import parse_wait, routing_table, table_version
@@ -71,6 +72,8 @@ def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI
     add_vector_endpoints(app, gateway)
     add_token_endpoints(app, gateway, family_options(gateway.config))
     add_model_endpoints(app, gateway)
+    if gateway.config.playground:
+        add_playground(app)
     install_openapi(app, strict_fields=gateway.config.strict_fields)
     return app
 

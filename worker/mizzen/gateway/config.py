@@ -63,6 +63,9 @@ class GatewayConfig:
     strict_fields: bool = option(
         False, "Refuse unknown fields, fields that only advise, and hosted tools, instead of ignoring them"
     )
+    playground: bool = option(
+        False, "Serve a chat page for browsers at /playground, which uses the gateway's own API"
+    )
     cors_origin: tuple[str, ...] = option((), "Origin of web pages that may call the API (CORS); repeatable")
     tls_cert: str | None = option(
         None, "Certificate chain of the OpenAI API (PEM); read again when it changes"

@@ -180,19 +180,22 @@ def release_parallel_slot(scope: Scope) -> None:
 class AuthMiddleware:
     """Middleware that admits a request if it has a valid key and the key's limits allow it.
 
-    Response headers report the remaining limits.
+    Response headers report the remaining limits. GET requests for a path in `public_paths` need no key.
     """
 
-    def __init__(self, app: ASGIApp, tenants: TenantRegistry) -> None:
+    def __init__(
+        self, app: ASGIApp, tenants: TenantRegistry, public_paths: frozenset[str] = frozenset()
+    ) -> None:
         self._app = app
         self._tenants = tenants
+        self._public_paths = public_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with its tenant in the scope, or reject it.
 
         Requests without a valid key get 401; POST requests beyond a limit of the tenant get 429.
         """
-        if scope["type"] != "http":
+        if scope["type"] != "http" or self._is_public(scope):
             await self._app(scope, receive, send)
             return
         try:
@@ -221,6 +224,9 @@ class AuthMiddleware:
             await self._app(scope, receive, sending if tenant.rate_limited else send)
         finally:
             slot.release()
+
+    def _is_public(self, scope: Scope) -> bool:
+        return scope["method"] in ("GET", "HEAD") and scope["path"] in self._public_paths
 
 
 async def send_error(send: Send, error: ApiError, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:

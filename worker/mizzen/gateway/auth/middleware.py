@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from mizzen.gateway.auth.authentication import AuthMiddleware
+from mizzen.gateway.playground.paths import PUBLIC_PATHS
 
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
@@ -29,7 +30,8 @@ PREFLIGHT_SECONDS = 600
 
 def add_auth_middleware(app: FastAPI, gateway: Gateway) -> None:
     """Require authentication, and let web pages from the origins in `--cors-origin` send requests."""
-    app.add_middleware(AuthMiddleware, tenants=gateway.tenants)
+    public_paths = PUBLIC_PATHS if gateway.config.playground else frozenset[str]()
+    app.add_middleware(AuthMiddleware, tenants=gateway.tenants, public_paths=public_paths)
     origins = gateway.config.cors_origin
     if origins:
         app.add_middleware(

@@ -1,0 +1,1 @@
+"""The playground: a chat page in the browser, which uses the gateway's own API."""
