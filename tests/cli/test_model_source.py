@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 import model_servers
 from mizzen.cli import app
 from mizzen.commands import serve
-from mizzen.commands.foreign_options import FOREIGN_OPTIONS
 from mizzen.commands.model_source import RemoteModel, find_model
 from mizzen.commands.options import settings
 from mizzen.commands.progress import PlainProgress
 from mizzen.commands.serve import choose_device, serve_settings
+from mizzen.common.foreign_options import foreign_advice
 from mizzen.common.options import flag
 from mizzen.fetch.config import FetchConfig
 from mizzen.fetch.environment import read_hub_token, use_hub_endpoint
@@ -211,6 +211,7 @@ def test_options_of_other_servers_are_translated() -> None:
         (("serve", str(MODEL), "--max-model-len=4096"), "--context-length N"),
         (("serve", "--model-path", str(MODEL)), "mizzen serve Qwen/Qwen3-0.6B"),
         (("gateway", "--tool-call-parser=hermes"), "--tool-parser NAME"),
+        (("serve", str(MODEL), "--speculative-config.method=ngram"), "speculative decoding is not supported"),
         (("engine", "--model", str(MODEL), "--mem-fraction-static=0.8"), "--memory-fraction X"),
     ):
         result = CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
@@ -221,8 +222,9 @@ def test_options_of_other_servers_are_translated() -> None:
 def test_every_translation_names_existing_options() -> None:
     own = {flag(setting.name) for setting in serve_settings()}
     known = own | {flag(setting.name) for setting in settings(EngineConfig)}
-    assert not own & set(FOREIGN_OPTIONS)
-    for name, advice in FOREIGN_OPTIONS.items():
+    assert not own & set(foreign_advice())
+    for name, advice in foreign_advice().items():
+        assert advice
         for option in re.findall(r"--[a-z-]+", advice):
             assert option in known, f"{name}: {advice}"
 

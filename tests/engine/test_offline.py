@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import typing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import griffe
 import pytest
 
 from mizzen import LLM, SamplingParams
+from mizzen.commands.options import settings
+from mizzen.engine.config import EngineOptions
 from mizzen.offline import llm as offline
 
 DEMO = Path(__file__).parents[2] / "models/demo"
@@ -104,8 +110,48 @@ def test_token_ids_work_without_a_tokenizer(kit: SimpleNamespace, tmp_path: Path
 
 
 def test_errors_name_unknown_options() -> None:
-    with pytest.raises(TypeError, match=r"unknown options: chunk; .*prefill_chunk_tokens"):
-        LLM(DEMO, device="cpu", chunk=3)
+    for name, advice in (
+        ("chunk", "did you mean prefill_chunk_tokens"),
+        ("kv_cache_token", "did you mean kv_cache_tokens"),
+        ("tensor_parallel_size", "write tensor=N"),
+        ("enforce_eager", 'write cuda_graph="off"'),
+        ("attention_backend", "write attention_prefill=NAME and attention_decode=NAME"),
+        ("trust_remote_code", "code from a model's folder is never run"),
+        ("nodes", "the arguments are model, skip_tokenizer, device"),
+    ):
+        message = f"unknown keyword arguments: {name}. '{name}': {re.escape(advice)}"
+        with pytest.raises(TypeError, match=message):
+            LLM(DEMO, device="cpu", **{name: 3})
+
+
+def test_the_arguments_are_the_fields_of_the_options() -> None:
+    """Names, types, defaults and descriptions are those of `EngineOptions`, with few exceptions."""
+    parameters = inspect.signature(LLM.__init__).parameters
+    hints = typing.get_type_hints(LLM.__init__)
+    (parsed,) = [
+        section.value
+        for section in griffe.Docstring(inspect.getdoc(LLM.__init__) or "").parse("google")
+        if section.kind is griffe.DocstringSectionKind.parameters
+    ]
+    described = {entry.name: " ".join(entry.description.split()) for entry in parsed}
+    own = {"self", "model", "skip_tokenizer"}
+    fields = {setting.name: setting for setting in settings(EngineOptions)}
+    assert list(parameters)[3:] == [name for name in fields if name not in ("model", "nodes")]
+    assert set(described) == set(parameters) - {"self"}
+    for name, parameter in parameters.items():
+        if name in own:
+            continue
+        setting, hint = fields[name], hints[name]
+        expected = typing.Literal[setting.choices] if setting.choices else setting.kind
+        chosen_later = name in ("device", "prefill_chunk_tokens")
+        optional = setting.optional or chosen_later
+        assert hint == (expected | None if optional else expected), name
+        if name == "prefill_chunk_tokens":
+            assert setting.default == offline.PREFILL_TOKENS
+        elif name not in ("device", "max_step_milliseconds"):
+            assert parameter.default == setting.default, name
+        assert described[name].startswith(setting.help) or chosen_later, name
+        assert described[name].startswith(setting.help.split(" ")[0]), name
 
 
 def test_progress_bar_is_shown_on_request(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,9 +217,10 @@ def test_a_step_failure_is_raised_by_every_later_call(monkeypatch: pytest.Monkey
 def test_large_gpus_use_larger_prefill_chunks(
     options: dict[str, Any], memory: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    engine = SimpleNamespace(info=None)
     monkeypatch.setattr(offline, "has_gpu", lambda: memory > 0)
     monkeypatch.setattr(offline, "gpu_bytes", lambda: memory)
-    monkeypatch.setattr("mizzen.engine.loading.loader.load_engine", lambda options, followers: None)
+    monkeypatch.setattr("mizzen.engine.loading.loader.load_engine", lambda options, followers: engine)
     llm = LLM(DEMO, skip_tokenizer=True, **options)
     assert llm.options.prefill_chunk_tokens == chunk
     assert llm.options.device == options.get("device", "cuda" if memory else "cpu")

@@ -31,8 +31,9 @@ REFERENCE = runpy.run_path(str(ROOT / "scripts/reference.py"))
 PAGES = {
     **{page: (make, "reference") for page, make in REFERENCE["PAGES"].items()},
     **{
-        page: (make, "model_table")
-        for page, make in runpy.run_path(str(ROOT / "scripts/model_table.py"))["PAGES"].items()
+        page: (make, script)
+        for script in ("model_table", "python_reference", "option_table")
+        for page, make in runpy.run_path(str(ROOT / f"scripts/{script}.py"))["PAGES"].items()
     },
     **{
         page: (make, "sizing_tables")

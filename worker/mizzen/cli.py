@@ -8,7 +8,7 @@ import typer
 
 import mizzen
 from mizzen.commands import chat, complete, fetch, inspect, processes, serve
-from mizzen.commands.foreign_options import ServeCommand
+from mizzen.commands.serve_command import ServeCommand
 
 app = typer.Typer(
     name="mizzen",

@@ -33,8 +33,11 @@ class GrammarKind(enum.StrEnum):
     JSON_OBJECT = "json_object"
     """Any JSON object; `text` is empty."""
     JSON_SCHEMA = "json_schema"
+    """A JSON Schema, draft 2020-12."""
     REGEX = "regex"
+    """A regular expression that the whole output must match."""
     EBNF = "ebnf"
+    """A grammar in GBNF syntax with a rule `root`."""
     STRUCTURAL_TAG = "structural_tag"
     """xgrammar's JSON description of free text with constrained parts; used for optional tool calls."""
 
@@ -44,6 +47,7 @@ class Grammar:
     """Constraint that the output of a request must match; the engine compiles it."""
 
     kind: GrammarKind
+    """Language of the grammar."""
     text: str = ""
     """The grammar itself, in the language of `kind`."""
 

@@ -19,7 +19,10 @@ ATTENTION_DECODE = (*ATTENTION_PREFILL, "split")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Model, precision, memory and scheduling options. `LLM` accepts each field as a keyword argument."""
+    """Model, precision, memory and scheduling options.
+
+    `LLM` has a keyword argument for each field except `nodes`; a test compares them.
+    """
 
     model: str = required("Folder with config.json, the tokenizer and safetensors")
     device: str = option("cuda", "Device that the model runs on", choices=("cuda", "cpu"))
@@ -68,7 +71,10 @@ class EngineOptions:
     )
     max_waiting_requests: int = option(2048, "Maximum number of requests queued in the engine", low=1)
     memory_fraction: float = option(
-        0.90, "Fraction of the device's memory that weights and KV cache may use", low=0.05, high=0.99
+        0.90,
+        "Fraction of the device's memory that weights, KV cache and the memory of a step may use",
+        low=0.05,
+        high=0.99,
     )
     kv_cache_tokens: int | None = option(
         None, "Capacity of the KV cache in tokens; derived from free memory by default", low=1

@@ -1,5 +1,6 @@
 """Offline inference: batches of prompts in this process, without a server."""
 
-from mizzen.offline.llm import LLM, Completion
+from mizzen.offline.completion import Completion
+from mizzen.offline.llm import LLM
 
 __all__ = ["LLM", "Completion"]

@@ -3,61 +3,39 @@
 from __future__ import annotations
 
 import math
-import secrets
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mizzen.common.packaged_files import find_demo_model
-from mizzen.core.request import FinishReason, Int32, Pooling, Request
+from mizzen.core.request import Pooling
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
 from mizzen.gateway.text.pooling import model_pooling
-from mizzen.gateway.text.stream import TextStream
 from mizzen.gateway.text.template import ChatTemplate
 from mizzen.gateway.text.tokenizer import Tokenizer, read_files
 from mizzen.offline.batch import Batch, BatchEntry
+from mizzen.offline.completion import Completion, build_completion
+from mizzen.offline.devices import gpu_bytes, has_gpu, start_ranks
+from mizzen.offline.keywords import suggest_keywords
+from mizzen.offline.requests import Prompts, RequestBuilder
 from mizzen.progress import ProgressBar
-from mizzen.wire.client.stream import TokenLogprobs
 from mizzen.wire.server.request_validation import EMBEDS_ONLY
 
-if TYPE_CHECKING:
-    from mizzen.server.ranks.in_process import LocalRanks
-
-Prompts = Sequence[str] | Sequence[Sequence[int]]
+PREFILL_TOKENS = 8192
+"""Default of `prefill_chunk_tokens`, except on large GPUs."""
 LARGE_GPU_PREFILL_TOKENS = 16384
-"""Default `prefill_chunk_tokens` on large GPUs. Large steps increase throughput; the longer time between
+"""Default of `prefill_chunk_tokens` on large GPUs. Large steps increase throughput; the longer time between
 tokens does not matter, because no client waits for single tokens."""
 LARGE_GPU_BYTES = 64 << 30
 """Minimum memory in bytes of a large GPU. A step of `LARGE_GPU_PREFILL_TOKENS` needs only a small part of
 it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """Output for one prompt."""
-
-    text: str
-    """Output text without the stop token or stop string; empty if the tokenizer is skipped."""
-    token_ids: list[int]
-    """All output tokens, including the one that ended the output."""
-    finish_reason: str
-    """Reason why the output ended: "stop" (an end token, stop token or stop string) or "length"."""
-    cached_tokens: int
-    """Number of prompt tokens whose KV came from the prefix cache."""
-    logprobs: list[TokenLogprobs] | None = None
-    """Log probabilities for each of `token_ids`; None unless `SamplingParams.logprobs` is set."""
-    prompt_logprobs: list[TokenLogprobs] | None = None
-    """Log probabilities for each prompt token from the second on; None unless
-    `SamplingParams.prompt_logprobs` is set."""
 
 
 class LLM:
@@ -69,35 +47,147 @@ class LLM:
     Not thread-safe.
     """
 
-    def __init__(self, model: str | Path, *, skip_tokenizer: bool = False, **options: Any) -> None:
+    @suggest_keywords
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        skip_tokenizer: bool = False,
+        device: Literal["cuda", "cpu"] | None = None,
+        dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto",
+        load_format: Literal["safetensors", "dummy"] = "safetensors",
+        model_implementation: Literal["auto", "native", "transformers"] = "auto",
+        context_length: int | None = None,
+        tensor: int = 1,
+        all_reduce: Literal[
+            "auto", "nccl", "one-shot", "two-shot", "push", "fused", "fused-two-shot"
+        ] = "auto",
+        threads: int | None = None,
+        mask_threads: int | None = None,
+        max_running_requests: int = 256,
+        max_waiting_requests: int = 2048,
+        memory_fraction: float = 0.9,
+        kv_cache_tokens: int | None = None,
+        kv_cache_dtype: Literal["auto", "fp8"] = "auto",
+        prefill_chunk_tokens: int | None = None,
+        max_step_milliseconds: float = math.inf,
+        page_size: int = 16,
+        prefix_cache: Literal["radix", "none"] = "radix",
+        eviction: Literal["lru", "lfu", "fifo", "mru", "slru", "priority"] = "lru",
+        policy: Literal["fcfs", "lpm", "dfs-weight", "priority"] = "fcfs",
+        attention_prefill: Literal[
+            "auto", "cpu", "fa3", "flashinfer", "flashinfer-fa3", "reference"
+        ] = "auto",
+        attention_decode: Literal[
+            "auto", "cpu", "fa3", "flashinfer", "flashinfer-fa3", "reference", "split"
+        ] = "auto",
+        cuda_graph: Literal["auto", "off"] = "auto",
+        cuda_graph_max_batch: int = 512,
+        cuda_graph_max_tokens: int | None = None,
+        fusion: Literal["auto", "off"] = "auto",
+        steps_in_flight: int = 2,
+        profile: str = "",
+        profile_steps: int = 32,
+        check_integrity: bool = False,
+    ) -> None:
         """Load a model.
+
+        The arguments from `device` on are the options of `mizzen serve` with the same names.
 
         Args:
             model: Folder with config.json, the tokenizer and safetensors; "demo" for the packaged demo model.
             skip_tokenizer: Whether to use only token ids; `Completion.text` then stays empty.
-            options: Fields of `mizzen.engine.config.EngineOptions`, for example `device`, `dtype`, `tensor`,
-                `prefill_chunk_tokens` or `kv_cache_tokens`. `device` defaults to cuda if there is a GPU, else
-                to cpu. Because no client waits for single tokens, `max_step_milliseconds` is unbounded by
-                default, and `prefill_chunk_tokens` is 16,384 on a GPU with at least 64 GiB.
+            device: Device that the model runs on; by default cuda if there is a GPU, and otherwise cpu.
+            dtype: Precision of weights and KV cache; auto is the checkpoint's precision on cuda and
+                float32 on cpu.
+            load_format: Source of the weights; dummy fills them with seeded random values.
+            model_implementation: Code that computes the model: native is Mizzen's own, transformers is
+                that of Transformers with Mizzen's attention; auto is native where Mizzen supports the
+                architecture, else transformers.
+            context_length: Maximum number of prompt and output tokens together; by default the model's
+                limit.
+            tensor: Tensor parallel size: number of ranks (GPUs) that share the model.
+            all_reduce: All-reduce algorithm of ranks on cuda; auto selects the fastest one for each
+                message size.
+            threads: Number of CPU threads for the model on cpu; all cores by default.
+            mask_threads: Number of CPU threads for structured output masks; by default half of the CPUs
+                that the ranks do not use, at most 12.
+            max_running_requests: Maximum number of requests that decode together.
+            max_waiting_requests: Maximum number of requests queued in the engine.
+            memory_fraction: Fraction of the device's memory that weights, KV cache and the memory of a
+                step may use.
+            kv_cache_tokens: Capacity of the KV cache in tokens; derived from free memory by default.
+            kv_cache_dtype: Precision of the KV cache: auto is the precision of the weights; fp8 (e4m3, on
+                cuda) fits twice as many tokens into the same memory and is read faster.
+            prefill_chunk_tokens: Maximum number of prompt tokens in one step (chunked prefill); by
+                default 16,384 on a GPU with at least 64 GiB, and otherwise 8,192.
+            max_step_milliseconds: While streams run, a step gets only as much prefill as fits into this
+                time.
+            page_size: Number of tokens per KV cache page.
+            prefix_cache: Prefix cache, which reuses the KV of common prefixes; none turns it off.
+            eviction: Eviction policy of the prefix cache.
+            policy: Scheduling policy: order of the waiting requests.
+            attention_prefill: Attention backend for prefill.
+            attention_decode: Attention backend for decode.
+            cuda_graph: Run decode steps and short steps with prefill as CUDA graphs, if the attention
+                backend supports it.
+            cuda_graph_max_batch: Largest batch size to capture CUDA graphs for.
+            cuda_graph_max_tokens: Largest step with prefill to capture CUDA graphs for, in tokens (0:
+                none); by default the largest step that the GPU runs in less time than the host needs to
+                launch it.
+            fusion: On cuda, use fused kernels instead of separate operations.
+            steps_in_flight: Number of steps that are launched before the tokens of the first one are
+                read.
+            profile: Folder for step traces; each SIGUSR2 records one trace. Steps are also marked as NVTX
+                ranges. Empty: no profiling.
+            profile_steps: Number of steps per trace.
+            check_integrity: Check the consistency of pages, slots and prefix tree whenever the engine is
+                idle.
 
         Raises:
-            TypeError: an option is unknown.
-            ValueError: an option, the model or its tokenizer cannot be used; the message says which and why.
+            TypeError: an argument is unknown; the message names the argument to use instead.
+            ValueError: an argument, the model or its tokenizer cannot be used; the message says which and
+                why.
         """
         from mizzen.engine.loading.loader import load_engine
 
-        option_names = {option.name for option in fields(EngineOptions)} - {"model"}
-        if unknown_names := set(options) - option_names:
-            raise TypeError(
-                f"unknown options: {', '.join(sorted(unknown_names))}; LLM takes skip_tokenizer and "
-                f"{', '.join(sorted(option_names))}"
-            )
-        options.setdefault("device", "cuda" if has_gpu() else "cpu")
-        options.setdefault("max_step_milliseconds", math.inf)
-        if options["device"] == "cuda" and gpu_bytes() >= LARGE_GPU_BYTES:
-            options.setdefault("prefill_chunk_tokens", LARGE_GPU_PREFILL_TOKENS)
-        model = find_demo_model(str(model)) or model
-        self.options = EngineOptions(model=str(model), **options)
+        device = device or ("cuda" if has_gpu() else "cpu")
+        if prefill_chunk_tokens is None:
+            large = device == "cuda" and gpu_bytes() >= LARGE_GPU_BYTES
+            prefill_chunk_tokens = LARGE_GPU_PREFILL_TOKENS if large else PREFILL_TOKENS
+        self.options = EngineOptions(
+            model=str(find_demo_model(str(model)) or model),
+            device=device,
+            dtype=dtype,
+            load_format=load_format,
+            model_implementation=model_implementation,
+            context_length=context_length,
+            tensor=tensor,
+            all_reduce=all_reduce,
+            threads=threads,
+            mask_threads=mask_threads,
+            max_running_requests=max_running_requests,
+            max_waiting_requests=max_waiting_requests,
+            memory_fraction=memory_fraction,
+            kv_cache_tokens=kv_cache_tokens,
+            kv_cache_dtype=kv_cache_dtype,
+            prefill_chunk_tokens=prefill_chunk_tokens,
+            max_step_milliseconds=max_step_milliseconds,
+            page_size=page_size,
+            prefix_cache=prefix_cache,
+            eviction=eviction,
+            policy=policy,
+            attention_prefill=attention_prefill,
+            attention_decode=attention_decode,
+            cuda_graph=cuda_graph,
+            cuda_graph_max_batch=cuda_graph_max_batch,
+            cuda_graph_max_tokens=cuda_graph_max_tokens,
+            fusion=fusion,
+            steps_in_flight=steps_in_flight,
+            profile=profile,
+            profile_steps=profile_steps,
+            check_integrity=check_integrity,
+        )
         self.tokenizer = None if skip_tokenizer else Tokenizer.load(model)
         self._ranks = start_ranks(self.options)
         try:
@@ -108,7 +198,7 @@ class LLM:
             if self._ranks:
                 self._ranks.close()
             raise
-        self._rid = 0
+        self._requests = RequestBuilder(self.engine.info, self.tokenizer)
 
     def __enter__(self) -> LLM:
         return self
@@ -150,18 +240,17 @@ class LLM:
             raise ValueError("prompts must be a list: [prompt] for a single one")
         if not self.engine.info.generates:
             raise ValueError(EMBEDS_ONLY)
-        params_per_prompt = self._params_per_prompt(params, len(prompts))
-        entries = [self._build_entry(i, prompt, params_per_prompt[i]) for i, prompt in enumerate(prompts)]
+        entries = self._requests.build_entries(prompts, params)
         if not entries:
             return []
         self._run_batch(entries, progress)
-        return [self._build_completion(entry) for entry in entries]
+        return [build_completion(entry, self.tokenizer) for entry in entries]
 
     def embed(
         self,
         prompts: Prompts,
         *,
-        pooling: str | None = None,
+        pooling: Literal["last", "mean"] | None = None,
         normalize: bool = True,
         progress: bool | None = None,
     ) -> NDArray[np.float32]:
@@ -182,17 +271,10 @@ class LLM:
         """
         if isinstance(prompts, str):
             raise ValueError("prompts must be a list: [prompt] for a single one")
-        if pooling is None:
-            pooling = model_pooling(read_files(Path(self.options.model)))
-        if pooling not in list(Pooling):
-            raise ValueError(f"pooling must be one of {', '.join(Pooling)}, not {pooling!r}")
-        sampling = SamplingParams(temperature=0.0, max_tokens=1)
-        entries = [
-            BatchEntry(
-                self._build_request(self._token_ids(i, prompt), sampling, Pooling(pooling), normalize), None
-            )
-            for i, prompt in enumerate(prompts)
-        ]
+        kind = model_pooling(read_files(Path(self.options.model))) if pooling is None else pooling
+        if kind is None or kind not in list(Pooling):
+            raise ValueError(f"pooling must be one of {', '.join(Pooling)}, not {kind!r}")
+        entries = self._requests.build_embedding_entries(prompts, Pooling(kind), normalize)
         self._run_batch(entries, progress)
         vectors = [entry.vector for entry in entries if entry.vector is not None]
         return np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
@@ -212,6 +294,9 @@ class LLM:
             params: Sampling parameters, as in `generate`.
             progress: Whether to show a progress bar, as in `generate`.
 
+        Returns:
+            One completion for each conversation, in the same order.
+
         Raises:
             ValueError: the model has no chat template, the template rejects the messages, or `generate`
                 rejects a prompt or its parameters.
@@ -228,64 +313,6 @@ class LLM:
         ]
         return self.generate(prompts, params, progress=progress)
 
-    def _params_per_prompt(
-        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
-    ) -> list[SamplingParams]:
-        if params is None or isinstance(params, SamplingParams):
-            return [params or SamplingParams()] * count
-        if len(params) != count:
-            raise ValueError(f"params must be one or one per prompt, not {len(params)} for {count} prompts")
-        return list(params)
-
-    def _token_ids(self, index: int, prompt: str | Sequence[int]) -> Int32:
-        """Tokenize a prompt if it is text, check its length and ids, and return the token ids.
-
-        Raises:
-            ValueError: the prompt is invalid; the message contains its `index`.
-        """
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ValueError(f"prompt {index} is text, but the tokenizer is skipped: give token ids")
-            prompt = self.tokenizer.encode(prompt)
-        info = self.engine.info
-        ids = np.asarray(prompt, dtype=np.int64)
-        if ids.ndim != 1 or not 0 < len(ids) < info.context_length:
-            raise ValueError(
-                f"prompt {index} has {ids.size} tokens; it must have 1 to {info.context_length - 1} "
-                f"(context length {info.context_length}, an output token included)"
-            )
-        if ids.min() < 0 or ids.max() >= info.vocab_size:
-            raise ValueError(f"prompt {index} holds ids outside the vocabulary (0 to {info.vocab_size - 1})")
-        return ids.astype(np.int32)
-
-    def _build_entry(self, index: int, prompt: str | Sequence[int], params: SamplingParams) -> BatchEntry:
-        """Validate a prompt and its parameters, and build a batch entry with its request.
-
-        Raises:
-            ValueError: the prompt or the parameters are invalid.
-        """
-        ids = self._token_ids(index, prompt)
-        if fault := params.token_fault(self.engine.info.vocab_size):
-            raise ValueError(fault)
-        if params.stop and self.tokenizer is None:
-            raise ValueError("stop strings need the tokenizer: use stop_token_ids, or do not skip it")
-        stream = TextStream(self.tokenizer, params.stop) if params.stop and self.tokenizer else None
-        return BatchEntry(self._build_request(ids, params), stream)
-
-    def _build_request(
-        self, ids: Int32, params: SamplingParams, pooling: Pooling | None = None, normalize: bool = True
-    ) -> Request:
-        self._rid += 1
-        return Request(
-            rid=self._rid,
-            prompt=ids,
-            sampling=params,
-            seed=secrets.randbits(63) if params.seed is None else params.seed % 2**64,
-            pooling=pooling,
-            normalize=normalize,
-            arrival=time.monotonic(),
-        )
-
     def _run_batch(self, entries: list[BatchEntry], progress: bool | None) -> None:
         """Run a batch to completion.
 
@@ -298,46 +325,3 @@ class LLM:
                 batch.run(bar.advance)
         else:
             batch.run(lambda finished, tokens: None)
-
-    def _build_completion(self, entry: BatchEntry) -> Completion:
-        end = entry.finished
-        assert end is not None
-        reason = "stop" if entry.stopped or end.reason is FinishReason.STOP else "length"
-        text = entry.text
-        if entry.stream is not None:
-            text += entry.stream.flush()
-        elif self.tokenizer is not None:
-            text = self.tokenizer.decode(entry.tokens[:-1] if end.stop_token is not None else entry.tokens)
-        sampling, count = entry.request.sampling, len(entry.tokens)
-        return Completion(
-            text=text,
-            token_ids=entry.tokens,
-            finish_reason=reason,
-            cached_tokens=end.cached_tokens,
-            # Tokens after a stop string are dropped, and so are their log probabilities.
-            logprobs=None if sampling.logprobs is None else entry.logprobs[:count],
-            prompt_logprobs=None if sampling.prompt_logprobs is None else entry.prompt_logprobs,
-        )
-
-
-def start_ranks(options: EngineOptions) -> LocalRanks | None:
-    """Start the other ranks of a model as processes; return None if the model has only one rank."""
-    if options.tensor == 1:
-        return None
-    from mizzen.server.ranks.in_process import LocalRanks
-
-    return LocalRanks(options)
-
-
-def has_gpu() -> bool:
-    """Return whether PyTorch finds a GPU."""
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def gpu_bytes() -> int:
-    """Return the memory of the first GPU in bytes; 0 if PyTorch finds no GPU."""
-    import torch
-
-    return torch.cuda.get_device_properties(0).total_memory if has_gpu() else 0

@@ -49,11 +49,13 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     """
 
     token: int
+    """Id of the token."""
     logprob: float
+    """Log probability of the token."""
     top: tuple[tuple[int, float], ...]
     """The most probable tokens and their log probabilities, in descending order of probability."""
     requested: tuple[float, ...]
-    """Log probabilities of the tokens in `Sampling.logprob_token_ids`, in the same order."""
+    """Log probabilities of the tokens in `SamplingParams.logprob_token_ids`, in the same order."""
 
 
 class EngineStream:

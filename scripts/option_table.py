@@ -1,0 +1,90 @@
+"""Generate the tables of docs/coming-from.md: options and metrics of vLLM and SGLang, and those of Mizzen.
+
+    python scripts/option_table.py
+
+A test checks that the page is up to date.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+
+from mizzen.common.foreign_options import FOREIGN_OPTIONS, SAME_OPTIONS, ForeignOption
+from mizzen.server.metric_catalogue import FIELDS
+from mizzen.server.metrics import EngineView, build_registry
+from mizzen.server.status_block import Snapshot
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = "docs/coming-from.md"
+END = "<!-- end of the generated table -->"
+OPTIONS_BEGIN = "<!-- scripts/option_table.py generates the table of options below -->"
+METRICS_BEGIN = "<!-- scripts/option_table.py generates the table of metrics below -->"
+CODE = re.compile(
+    r"--[a-z-]+( N\b| NAME\b| none\b| off\b)?|(?<!`)mizzen serve \S+|\bspec\.[a-zA-Z.]+[a-zA-Z]"
+)
+"""Options with their values, commands and fields, in sentences of the table."""
+FOREIGN_PREFIXES = ("vllm:", "sglang:")
+
+
+def codes(names: Iterable[str]) -> str:
+    """Return names as code in a cell of a Markdown table, or "–" for an empty list."""
+    return ", ".join(f"`{name}`" for name in names) or "–"
+
+
+def sentence(text: str) -> str:
+    """Return a text with a capital letter and a full stop, and with options as code."""
+    marked = CODE.sub(r"`\g<0>`", text)
+    marked = marked.replace("docs/tenants.md", "[Tenants](tenants.md#api-keys)")
+    marked = marked.replace("docs/models.md", "[Models](models.md)")
+    marked = marked[:1].upper() + marked[1:]
+    return marked if not marked or marked.endswith(".") else f"{marked}."
+
+
+def option_row(entry: ForeignOption) -> str:
+    """Return the row of an option."""
+    shown = "" if entry.options and entry.advice.startswith("--") else entry.advice
+    remark = " ".join(filter(None, (sentence(shown), entry.remark)))
+    cells = (codes(entry.vllm), codes(entry.sglang), codes(entry.options), codes(entry.fields), remark)
+    return f"| {' | '.join(cells)} |"
+
+
+def option_table() -> list[str]:
+    """Return the table of options, as lines."""
+    head = ("vLLM", "SGLang", "`mizzen serve`", "InferenceService", "remark")
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    return lines + [option_row(entry) for entry in (*FOREIGN_OPTIONS, *SAME_OPTIONS)]
+
+
+def metric_table() -> list[str]:
+    """Return the table of metrics of the engine that have names of other engines, as lines."""
+    view = EngineView(Snapshot(array("d", bytes(8 * len(FIELDS))), ""), "starting", "watchdog", 0.0)
+    meanings: dict[str, list[str]] = {}
+    for family in build_registry("demo", lambda: view, 16).collect():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        meanings.setdefault(family.documentation, []).append(name)
+    lines = ["| vLLM | SGLang | Mizzen | meaning |", "|---|---|---|---|"]
+    for meaning, names in meanings.items():
+        vllm, sglang = ([name for name in names if name.startswith(prefix)] for prefix in FOREIGN_PREFIXES)
+        own = [name for name in names if not name.startswith(FOREIGN_PREFIXES)]
+        if vllm or sglang:
+            lines.append(f"| {codes(vllm)} | {codes(sglang)} | {codes(own)} | {meaning} |")
+    return lines
+
+
+def page() -> str:
+    """Return the text of docs/coming-from.md with its tables generated."""
+    text = (ROOT / PAGE).read_text(encoding="utf-8")
+    for begin, table in ((OPTIONS_BEGIN, option_table()), (METRICS_BEGIN, metric_table())):
+        head, _, rest = text.partition(begin)
+        tail = rest.partition(END)[2]
+        text = "\n".join([head + begin, "", *table, "", END + tail])
+    return text
+
+
+PAGES = {PAGE: page}
+
+if __name__ == "__main__":
+    (ROOT / PAGE).write_text(page(), encoding="utf-8")

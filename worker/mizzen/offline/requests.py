@@ -1,0 +1,112 @@
+"""Builds the engine's requests from prompts and sampling parameters."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from mizzen.core.request import Int32, Pooling, Request
+from mizzen.core.sampling_params import SamplingParams
+from mizzen.engine.info import EngineInfo
+from mizzen.gateway.text.stream import TextStream
+from mizzen.gateway.text.tokenizer import Tokenizer
+from mizzen.offline.batch import BatchEntry
+
+Prompts = Sequence[str] | Sequence[Sequence[int]]
+"""Prompts as texts or as lists of token ids."""
+
+
+class RequestBuilder:
+    """Builds requests with unique ids for one engine."""
+
+    def __init__(self, info: EngineInfo, tokenizer: Tokenizer | None) -> None:
+        """Create a builder for a model.
+
+        Args:
+            info: Limits of the model.
+            tokenizer: Tokenizer for prompts that are texts; None if all prompts are token ids.
+        """
+        self._info = info
+        self._tokenizer = tokenizer
+        self._rids = itertools.count(1)
+
+    def build_entries(
+        self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[BatchEntry]:
+        """Return an entry for each prompt, for generation.
+
+        Args:
+            prompts: Prompts as texts or as lists of token ids.
+            params: Parameters for all prompts, or one per prompt; None for the defaults.
+
+        Raises:
+            ValueError: a prompt or its parameters are invalid.
+        """
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise ValueError(
+                f"params must be one or one per prompt, not {len(params)} for {len(prompts)} prompts"
+            )
+        return [self._build_entry(i, prompt, params[i]) for i, prompt in enumerate(prompts)]
+
+    def build_embedding_entries(
+        self, prompts: Prompts, pooling: Pooling, normalize: bool
+    ) -> list[BatchEntry]:
+        """Return an entry for each prompt, for embeddings.
+
+        Raises:
+            ValueError: a prompt is invalid.
+        """
+        sampling = SamplingParams(temperature=0.0, max_tokens=1)
+        return [
+            BatchEntry(self._build_request(self._token_ids(i, prompt), sampling, pooling, normalize), None)
+            for i, prompt in enumerate(prompts)
+        ]
+
+    def _build_entry(self, index: int, prompt: str | Sequence[int], params: SamplingParams) -> BatchEntry:
+        ids = self._token_ids(index, prompt)
+        if fault := params.token_fault(self._info.vocab_size):
+            raise ValueError(fault)
+        if params.stop and self._tokenizer is None:
+            raise ValueError("stop strings need the tokenizer: use stop_token_ids, or do not skip it")
+        stream = TextStream(self._tokenizer, params.stop) if params.stop and self._tokenizer else None
+        return BatchEntry(self._build_request(ids, params), stream)
+
+    def _token_ids(self, index: int, prompt: str | Sequence[int]) -> Int32:
+        """Tokenize a prompt if it is text, check its length and ids, and return the token ids.
+
+        Raises:
+            ValueError: the prompt is invalid; the message contains its `index`.
+        """
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise ValueError(f"prompt {index} is text, but the tokenizer is skipped: give token ids")
+            prompt = self._tokenizer.encode(prompt)
+        info = self._info
+        ids = np.asarray(prompt, dtype=np.int64)
+        if ids.ndim != 1 or not 0 < len(ids) < info.context_length:
+            raise ValueError(
+                f"prompt {index} has {ids.size} tokens; it must have 1 to {info.context_length - 1} "
+                f"(context length {info.context_length}, an output token included)"
+            )
+        if ids.min() < 0 or ids.max() >= info.vocab_size:
+            raise ValueError(f"prompt {index} holds ids outside the vocabulary (0 to {info.vocab_size - 1})")
+        return ids.astype(np.int32)
+
+    def _build_request(
+        self, ids: Int32, params: SamplingParams, pooling: Pooling | None = None, normalize: bool = True
+    ) -> Request:
+        return Request(
+            rid=next(self._rids),
+            prompt=ids,
+            sampling=params,
+            seed=secrets.randbits(63) if params.seed is None else params.seed % 2**64,
+            pooling=pooling,
+            normalize=normalize,
+            arrival=time.monotonic(),
+        )
