@@ -134,7 +134,7 @@ def status() -> None:
         kubectl = cluster.kubectl()
         typer.echo(kubectl("get", "nodes,pods", "-A").strip())
         if "inferenceservices" in kubectl("api-resources", "--api-group=mizzen.dev", "-o", "name"):
-            typer.echo(kubectl("get", "inferenceservices", "-A", "-o", "wide").strip())
+            typer.echo(kubectl("get", "inferenceservices.mizzen.dev", "-A", "-o", "wide").strip())
 
 
 @app.command()
