@@ -70,8 +70,6 @@ alternative:
 - **`auth`, `limits` and priorities.** Use `spec.gateway.apiKeys`. Each key has its own models, limits,
   priority and weight ([tenants](tenants.md)). Kubernetes tokens are not accepted, because there is no
   TokenReview.
-- **Node selectors, tolerations or a priority class for gateway pods.** `spec.podTemplate` does not apply to
-  gateway pods, except `imagePullSecrets`. Gateways need no GPU and can run on any node.
 - **Autoscaling of gateway pods.** Use `spec.gateway.replicas` and `processes`. The operator reverts changes
   of the Deployment's replicas, so no autoscaler may target it.
 - **Autoscaling by time to first token.** Use one of the metrics of `spec.autoscaling.metric.type`, or
