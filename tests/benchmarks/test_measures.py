@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import mixed
+import mixed_step
 import offline
 import prefill
 import prefix
@@ -89,6 +90,40 @@ def test_options_without_meaning_together_are_rejected(
     with pytest.raises(SystemExit):
         measured(module, *options)
     assert f"error: {message}" in capsys.readouterr().err
+
+
+def test_a_mixed_step_is_compared_with_its_decodes_alone(
+    measured: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, figures = measured(mixed_step, "--batch=2", "--context=20", "--chunk-tokens", "5", "16")
+    assert [row["work"] for row in table.rows] == [
+        "decodes alone",
+        *(f"2+{chunk}, {name}" for chunk in (5, 16) for name in ("eager", "eager and sampled")),
+    ]
+    assert all(row["note"].endswith(" us per prompt token") for row in table.rows[1:])
+    assert set(figures["settled"]) == {"eager", "eager and sampled"}
+    assert "  eager: the scheduler settles on " in capsys.readouterr().out
+
+
+def test_a_simulated_budget_settles_on_the_largest_chunk_within_the_target() -> None:
+    # 6 ms more than the decodes for any chunk, and 20 us for each prompt token.
+    mixed_seconds = {16: 0.01632, 1016: 0.03632}
+    tokens, seconds = mixed_step.simulate_budget(0.01, mixed_seconds, 25.0, 16)
+    assert tokens == pytest.approx(450, abs=32) and seconds == pytest.approx(0.025, rel=0.03)
+    tokens, seconds = mixed_step.simulate_budget(0.01, {500: 0.012}, 25.0, 16)
+    assert tokens > 3000 and seconds == pytest.approx(0.025, rel=0.05)
+
+
+def test_the_limit_of_a_mixed_step_counts_weights_once_and_the_kv_of_all_decodes() -> None:
+    from common_parts.limits import Limits
+    from common_parts.shapes import config_of
+
+    limits = Limits(config=config_of("qwen3-8b"), bandwidth=4.5e12, flops=750e12)
+    alone = limits.decode(256, 1024)
+    assert mixed_step.mixed_limit(limits, 256, 1024, 0) == pytest.approx(alone)
+    assert mixed_step.mixed_limit(limits, 256, 1024, 16) < 1.06 * alone
+    most = alone + 1.01 * limits.prefill(2048)
+    assert limits.prefill(2048) < mixed_step.mixed_limit(limits, 256, 1024, 2048) < most
 
 
 def test_start_up_figures_are_medians_of_the_rounds(

@@ -11,7 +11,7 @@ from attention_kit import SLOTS, CapturedBatch, check_mixed, close, make_kv
 from hopper import WITH_FA3
 
 from mizzen.attention.base import DecodeRows, Geometry, PagedKV, QueryChunk
-from mizzen.attention.flash_attention3 import FlashAttention3
+from mizzen.attention.flash_attention3 import FlashAttention3, SequenceTuning
 from mizzen.attention.flash_decode import FlashDecodeAttention
 from mizzen.attention.reference import ReferenceAttention
 from mizzen.attention.registry import make_attention
@@ -39,6 +39,23 @@ def test_any_number_of_query_heads_share_a_kv_head(groups: int) -> None:
     geometry = Geometry(heads=2 * groups, kv_heads=2, head_dim=128, windows=(None,))
     kv, pages = make_kv(geometry, 16, torch.bfloat16)
     check_mixed(FlashAttention3(geometry, kv), geometry, kv, pages, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "tuning",
+    [
+        SequenceTuning(pack_gqa=True),
+        SequenceTuning(num_splits=1),
+        SequenceTuning(num_splits=3),
+        SequenceTuning(pack_gqa=True, num_splits=1),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("page", [16, 128])
+def test_tuned_sequences_equal_the_reference(page: int, tuning: SequenceTuning) -> None:
+    geometry = Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None, 100))
+    kv, pages = make_kv(geometry, page, torch.bfloat16)
+    check_mixed(FlashAttention3(geometry, kv, tuning), geometry, kv, pages, torch.bfloat16)
 
 
 @pytest.mark.parametrize("groups", [1, 4, 5])

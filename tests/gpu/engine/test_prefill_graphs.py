@@ -13,6 +13,7 @@ import transformers
 from hopper import WITH_FA3
 
 from mizzen import LLM, SamplingParams
+from mizzen.attention.mixed_batches import select_planner
 from mizzen.core.step_plan import PageWrites, PrefillChunk, StepPlan
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.forward_batch import BatchLayout
@@ -60,18 +61,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 class StepRunner:
     """A model with its own KV cache and slot state; tests run single steps."""
 
-    def __init__(self, folder: Path, *, dtype: str, attention: str, sizes: list[int] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: str,
+        attention: str,
+        decode: str | None = None,
+        sizes: list[int] | None = None,
+        planner: str = "sequences",
+    ) -> None:
         options = EngineOptions(model=str(folder), device="cuda", dtype=dtype)
         self.model = model_setup.make_model(options, read_config(folder), lambda done, total: None)
         pages = SLOTS * COLUMNS
         self.attention = model_setup.make_attention_with_kv(
-            self.model, PAGE, pages + 1, prefill=attention, decode=attention
+            self.model, PAGE, pages + 1, prefill=attention, decode=decode or attention
         )
         upload = Uploader(torch.device("cuda"))
         self.state = SlotState(SLOTS, COLUMNS, upload, scratch_page=pages)
         self.step = StepExecutor(self.model, self.attention, self.state, upload, fused=True)
         if sizes is not None:
-            self.graphs = PrefillGraphs(self.model, self.attention, self.state, upload, sizes, SLOTS)
+            planned = select_planner(self.attention.prefill, self.attention.decode, SLOTS, planner)
+            self.graphs = PrefillGraphs(self.model, self.attention, self.state, upload, sizes, SLOTS, planned)
             self.graphs.capture(torch.cuda.Stream())
         table = np.random.default_rng(1).permutation(pages).astype(np.int32).reshape(SLOTS, COLUMNS)
         slots, columns = np.indices(table.shape).astype(np.int32)
@@ -132,11 +143,21 @@ def make_random_plans(rng: np.random.Generator, max_tokens: int) -> list[StepPla
     return random_plans
 
 
-def test_logits_and_kv_equal_eager_steps(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("planner", "decode"), [("sequences", "fa3"), ("apart", "split"), ("apart-by-length", "split")]
+)
+def test_logits_and_kv_equal_eager_steps(folder: Path, planner: str, decode: str) -> None:
     with torch.inference_mode():
         exact = StepRunner(folder, dtype="float32", attention="reference")
         eager = StepRunner(folder, dtype="bfloat16", attention="fa3")
-        graphs = StepRunner(folder, dtype="bfloat16", attention="fa3", sizes=[16, 48, 100, 256])
+        graphs = StepRunner(
+            folder,
+            dtype="bfloat16",
+            attention="fa3",
+            decode=decode,
+            sizes=[16, 48, 100, 256],
+            planner=planner,
+        )
         rigs = (exact, eager, graphs)
         errors, size = {eager: 0.0, graphs: 0.0}, 0.0
         for seed in range(4):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,11 +59,32 @@ def flash_window(window: int | None, causal: bool) -> tuple[int, int]:
     return (-1, 0 if causal else -1) if window is None else (window - 1, 0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceTuning:
+    """Choices of the kernel for sequences; with the defaults, the kernel's heuristics choose."""
+
+    pack_gqa: bool | None = None
+    """Whether query heads that share a KV head fill one tile together, so that their KV is read once."""
+    num_splits: int = 0
+    """Number of parts into which a context is split; 0 for the heuristic."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of the kernel and its scheduler; defaults are left out."""
+        packed = {} if self.pack_gqa is None else {"pack_gqa": self.pack_gqa}
+        return packed | ({"num_splits": self.num_splits} if self.num_splits else {})
+
+
 class FlashAttention3(AttentionBackend):
     """FlashAttention 3 backend: per layer, one kernel call for all decodes and one for all prefill chunks."""
 
-    def __init__(self, geometry: Geometry, kv: PagedKV) -> None:
+    def __init__(self, geometry: Geometry, kv: PagedKV, tuning: SequenceTuning | None = None) -> None:
         """Load the kernels.
+
+        Args:
+            geometry: Shape of the model's attention.
+            kv: The KV cache.
+            tuning: Choices of the kernel for sequences (`plan_on_device`); None for its own heuristics.
 
         Raises:
             ValueError: the device, dtype or geometry is not supported.
@@ -74,6 +97,7 @@ class FlashAttention3(AttentionBackend):
 
         self.attention_kernel = flash_attn_with_kvcache
         self.schedule = get_scheduler_metadata
+        self.tuning = tuning or SequenceTuning()
         paged = (kv.keys.shape[0], -1, kv.page_size, geometry.kv_heads, geometry.head_dim)
         self.keys, self.values = kv.keys.view(paged), kv.values.view(paged)
         self.scales: torch.Tensor | None = None
@@ -171,7 +195,7 @@ class FlashAttention3(AttentionBackend):
             table: Page table, int32 [slots, columns].
             longest: Maximum number of queries in a sequence.
         """
-        geometry, page = self.geometry, self.kv.page_size
+        geometry, page, tuned = self.geometry, self.kv.page_size, self.tuning.arguments
         schedules = {
             window: self.schedule(
                 batch_size=len(slots),
@@ -187,6 +211,7 @@ class FlashAttention3(AttentionBackend):
                 causal=True,
                 window_size=flash_window(window, causal=True),
                 has_softcap=geometry.softcap is not None,
+                **tuned,
             )
             for window in set(geometry.windows)
         }
@@ -210,6 +235,7 @@ class FlashAttention3(AttentionBackend):
                 softcap=geometry.softcap or 0.0,
                 sinks=self.kv.layer_sinks(layer),
                 out=out,
+                **tuned,
             )
 
         return run

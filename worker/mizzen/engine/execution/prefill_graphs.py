@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from mizzen.attention.base import DevicePlannedSequences, MixedAttention, StepAttention
+from mizzen.attention.mixed_batches import DeviceBatch, MixedPlanner, choose_planner
 from mizzen.core.request import Int32
 from mizzen.core.step_plan import StepPlan
 from mizzen.engine.execution.forward_batch import BatchLayout
@@ -125,6 +126,7 @@ class PrefillGraphs:
         upload: Uploader,
         sizes: list[int],
         rows: int,
+        planner: MixedPlanner | None = None,
     ) -> None:
         """Allocate the buffers that the graphs of all sizes share.
 
@@ -135,13 +137,14 @@ class PrefillGraphs:
             upload: Copies arrays to the device.
             sizes: Token counts to capture, ascending.
             rows: Maximum number of sequences.
+            planner: Plans attention; None for the fastest planner that the backends support.
 
         Raises:
             ValueError: The prefill backend needs lengths on the host, or `state` has no scratch slot.
         """
         if not isinstance(attention.prefill, DevicePlannedSequences) or state.scratch_slot is None:
             raise ValueError("prefill graphs need a backend with lengths on the device, and a scratch slot")
-        self.backend: DevicePlannedSequences = attention.prefill
+        self.planner = planner or choose_planner(attention.prefill, attention.decode, rows)
         self.model = model
         self.kv = attention.kv
         self.state = state
@@ -169,8 +172,17 @@ class PrefillGraphs:
             slots, positions, state.synced_last_tokens(), state.page_table.device, self.kv.page_size
         )
         tokens = torch.where(host_tokens >= 0, host_tokens, batch.tokens)
-        attention_plan = self.backend.plan_on_device(
-            starts, sequence_slots, lengths, state.page_table.device, packed.tokens
+        attention_plan = self.planner(
+            DeviceBatch(
+                is_decode=host_tokens < 0,
+                slots=slots,
+                positions=positions,
+                starts=starts,
+                sequence_slots=sequence_slots,
+                lengths=lengths,
+                table=state.page_table.device,
+                scratch_slot=self.scratch_slot,
+            )
         )
         attend = StepAttention(self.kv, batch.slot_mapping, 0, None, attention_plan)
         hidden = self.model.hidden(tokens, batch.positions, attend, rows.long())
