@@ -82,6 +82,9 @@ class AdaptedLinear(LinearMethod):
     def permute_rows(self, order: torch.Tensor) -> None:
         self.inner.permute_rows(order)
 
+    def scale_rows(self, rows: slice, factor: float, *, bias: bool = True) -> None:
+        self.inner.scale_rows(rows, factor, bias=bias)
+
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return self.inner.apply(x, out) + 1000
 

@@ -98,6 +98,21 @@ class SelfAttention:
         self.qkv_proj.method.finish()
         self.o_proj.method.finish()
 
+    def scale_kv(self, keys: float, values: float) -> None:
+        """Divide the keys and values by scales, which are powers of two, without changing the result.
+
+        Queries are multiplied by the scale of the keys, and the output projection by that of the values.
+        """
+        first_key, first_value = (heads * self.head_dim for heads in (self.heads, self.heads + self.kv_heads))
+        qkv, output = self.qkv_proj.method, self.o_proj.method
+        if self.qk_norm is None:
+            qkv.scale_rows(slice(0, first_key), keys)
+            qkv.scale_rows(slice(first_key, first_value), 1 / keys)
+        else:  # the norm cancels factors of the projection
+            self.qk_norm.scale(keys, 1 / keys)
+        qkv.scale_rows(slice(first_value, None), 1 / values)
+        output.scale_rows(slice(None), values, bias=False)
+
     def __call__(
         self,
         qkv: torch.Tensor,

@@ -74,6 +74,11 @@ class QKNormLayer:
         for norm in self.norms:
             norm.finish()
 
+    def scale(self, queries: float, keys: float) -> None:
+        """Multiply the queries and keys after the norm by factors, which are powers of two."""
+        for norm, factor in zip(self.norms, (queries, keys), strict=True):
+            norm.weight.mul_(factor)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return queries and keys x [tokens, heads + kv_heads, head_dim], normalised, as a new tensor."""
         if self.scope is QKNorm.FULL:

@@ -1,11 +1,9 @@
 """Folds a checkpoint's scales for an 8-bit KV cache into the weights around the cache.
 
 The cache holds keys and values that have been divided by scales. The scales are folded into weights, so that
-kernels need no scales. The weights that produce keys are divided by the key scale, and the weights that
-produce queries are multiplied by it. The weights that produce values are divided by the value scale, and the
-output projection is multiplied by it. Scales are rounded up to powers of two, so that the weights are scaled
-exactly. The rounding costs no precision in the cache: e4m3 is a floating-point format, so a power of two only
-shifts its range.
+kernels need no scales (see `SelfAttention.scale_kv`). Scales are rounded up to powers of two, so that the
+weights are scaled exactly. The rounding costs no precision in the cache: e4m3 is a floating-point format, so
+a power of two only shifts its range.
 """
 
 from __future__ import annotations
@@ -13,23 +11,23 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from mizzen.layers.weight_target import WeightTarget
+from mizzen.layers.attention import SelfAttention
 from mizzen.models.text_tensors import TextTensors
 from mizzen.weights.checkpoint_files import WeightsError, checkpoint_files
 from mizzen.weights.load import own_name
 
 SCALE = re.compile(
-    r"^model\.layers\.(\d+)\.self_attn\.(?:(?:attn\.)?([kv])_scale|([kv])_proj\.(?:[kv]_scale|output_scale))$"
+    r"^model\.layers\.(\d+)\.self_attn\."
+    r"(?:(?:attn\.|qkv_proj\.)?([kv])_scale|([kv])_proj\.(?:[kv]_scale|output_scale))$"
 )
-AFFECTED_WEIGHT = re.compile(
-    r"^model\.layers\.(\d+)\.self_attn\.(q_norm|k_norm|q_proj|k_proj|v_proj|o_proj)\.(\w+)$"
-)
+"""Name of a scale in a checkpoint. ModelOpt writes scales to `k_proj` and `v_proj`, llm-compressor to the
+attention itself or to a fused `qkv_proj`."""
 
 KVScales = dict[int, tuple[float, float]]
 """For each layer: the scale of its keys and the scale of its values, both powers of two."""
@@ -66,21 +64,9 @@ def read_kv_scales(folder: Path, text_tensors: TextTensors | None = None) -> KVS
     return {layer: (scales.get("k", 1.0), scales.get("v", 1.0)) for layer, scales in scales_by_layer.items()}
 
 
-def fold_kv_scales(targets: Iterable[WeightTarget], scales: KVScales) -> None:
-    """Fold `scales` into the weights of the model's attention layers; all targets must already be loaded."""
-    matches = [(match, target) for target in targets if (match := AFFECTED_WEIGHT.match(target.name))]
-    normed = {match[1] for match, _ in matches if match[2] == "k_norm"}
+def fold_kv_scales(layers: Sequence[SelfAttention], scales: KVScales) -> None:
+    """Fold `scales` into the weights of the model's attention layers, which must be loaded and finished."""
     with torch.inference_mode():
-        for match, target in matches:
-            keys, values = scales.get(int(match[1]), (1.0, 1.0))
-            # QK norm cancels the scale of the projection before it, so the norm's weight is scaled instead.
-            last_of_keys = "norm" if match[1] in normed else "proj"
-            factors = {
-                f"q_{last_of_keys}": keys,
-                f"k_{last_of_keys}": 1 / keys,
-                "v_proj": 1 / values,
-                "o_proj": values if match[3] == "weight" else 1.0,
-            }
-            factor = factors.get(match[2], 1.0)
-            if factor != 1:
-                target.destination.mul_(factor)
+        for layer, (keys, values) in scales.items():
+            if layer < len(layers):
+                layers[layer].scale_kv(keys, values)

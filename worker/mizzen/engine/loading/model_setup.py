@@ -220,11 +220,12 @@ def fold_checkpoint_kv_scales(
     Raises:
         WeightsError: A scale is not a positive number.
     """
-    native = model.config.implementation == "native"
-    if kv_dtype != torch.float8_e4m3fn or options.load_format == "dummy" or not native:
+    if kv_dtype != torch.float8_e4m3fn or options.load_format == "dummy":
+        return ()
+    if not isinstance(model, DecoderModel):  # the model's code in Transformers
         return ()
     scales = read_kv_scales(Path(options.model), model.config.text_tensors)
-    fold_kv_scales(model.targets(), scales)
+    fold_kv_scales([layer.attention for layer in model.layers], scales)
     keys = tuple(scales.get(layer, (1.0, 1.0))[0] for layer in range(model.config.layers))
     return keys if any(scale != 1 for scale in keys) else ()
 

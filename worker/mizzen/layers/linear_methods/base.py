@@ -113,6 +113,13 @@ class LinearMethod(ABC):
     def permute_rows(self, order: torch.Tensor) -> None:
         """Replace output row i by row order[i] (int64 [rows]), after loading and before `finish`."""
 
+    @abstractmethod
+    def scale_rows(self, rows: slice, factor: float, *, bias: bool = True) -> None:
+        """Multiply the weights of output rows, and with `bias` their biases too, by a power of two.
+
+        It may be called after `finish`, but not after a graph was captured.
+        """
+
     def finish(self) -> None:  # noqa: B027 (optional)
         """Prepare the loaded weights for the kernels, before any graph is captured."""
 

@@ -43,6 +43,12 @@ class UnquantizedLinear(LinearMethod):
         if self.bias is not None:
             self.bias.copy_(self.bias[order])
 
+    def scale_rows(self, rows: slice, factor: float, *, bias: bool = True) -> None:
+        """Multiply the weights of output rows, and with `bias` their biases too, by a power of two."""
+        self.weight[rows].mul_(factor)
+        if bias and self.bias is not None:
+            self.bias[rows].mul_(factor)
+
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply x [tokens, columns]; return [tokens, rows], in `out` if given."""
         if out is None:
