@@ -134,10 +134,27 @@ def test_a_model_through_transformers_is_sized_by_its_headers(tmp_path: Path) ->
 def test_a_remote_model_through_transformers_is_sized_by_its_files() -> None:
     files = read_listing("r", {"model.safetensors": 40}, {"config.json": json.dumps(MIXTRAL).encode()})
     assert inspect_model(files, OPTIONS).parameters == 20
-    files = ModelFiles(name="r", fields=Fields(MIXTRAL))
+    unknown = MIXTRAL | {"architectures": ["GraniteMoeForCausalLM"]}
+    files = ModelFiles(name="r", fields=Fields(unknown))
     result = inspect_model(files, OPTIONS, gpu="80 GiB", memory=80 * GIB)
     assert (result.parameters, result.memory_fits, result.fits) == (0, (), True)
     assert "unknown without the files of the weights" in format_inspection(result)
+
+
+def test_the_experts_of_a_mixture_are_counted_without_files() -> None:
+    files = ModelFiles(name="r", fields=Fields(MIXTRAL))
+    result = inspect_model(files, OPTIONS, gpu="80 GiB", memory=80 * GIB)
+    assert result.weight_bytes == 2 * result.parameters == 2 * 46_702_792_704
+    assert not result.fits
+    assert result.memory_fits[0].message.startswith(
+        "46.7B parameters on 1 GPU need at least 87.2 GiB of each"
+    )
+    assert inspect_model(files, OPTIONS, gpu="141 GiB", memory=141 * GIB).fits
+
+
+def test_a_mixture_with_attention_sinks_is_refused() -> None:
+    reason = inspect(MIXTRAL | {"architectures": ["GptOssForCausalLM"]}).reason
+    assert "architectures lists GptOssForCausalLM, whose layers have attention sinks" in reason
 
 
 def test_the_implementation_can_be_chosen() -> None:

@@ -62,13 +62,14 @@ def estimate_need(config: ModelConfig, options: EngineOptions) -> MemoryNeed:
 def count_loaded(config: ModelConfig, weights: WeightFiles | None, ranks: int = 1) -> int:
     """Return the number of parameters that one of `ranks` ranks loads; 0 if it is unknown.
 
-    If Transformers implements the model, only its files tell the number. If their headers are unknown, it is
-    derived from the size of the files and the data type in config.json.
+    If Transformers implements the model, its files tell the number. If their headers are unknown, it is
+    derived from the size of the files and the data type in config.json. Without files, only the number of a
+    known mixture of experts is derived from config.json.
     """
     if config.implementation == "native":
         return count_parameters(config, ranks)
     if weights is None:
-        return 0
+        return -(-config.mixture_parameters // ranks)
     return -(-(weights.elements or weights.size // ELEMENT_BYTES[config.dtype]) // ranks)
 
 

@@ -39,6 +39,8 @@ class ModelConfig:
     intermediate_size: int
     expert_width: int = 0
     """Width of all experts together that one token runs through; 0 without a mixture of experts."""
+    mixture_parameters: int = 0
+    """Number of parameters of a mixture of experts, as config.json implies it; 0 if it is unknown."""
     layers: int
     heads: int
     kv_heads: int

@@ -26,6 +26,7 @@ RECURRENT = (
 RECURRENT_KINDS = ("mamba", "mamba2", "linear_attention", "recurrent", "conv", "hybrid")
 """Entries of `layer_types` and similar lists that name layers with a recurrent state."""
 TOWERS = ("vision_config", "audio_config", "thinker_config", "visual")
+WITH_SINKS = ("GptOssForCausalLM",)
 HEADS = (
     "ForSequenceClassification",
     "ForTokenClassification",
@@ -137,6 +138,16 @@ def _explain_head(fields: Fields, names: list[str]) -> ConfigError | None:
     )
 
 
+def _explain_sinks(fields: Fields, names: list[str]) -> ConfigError | None:
+    if not (found := [name for name in names if name in WITH_SINKS]):
+        return None
+    return fields.unsupported(
+        "architectures",
+        f"lists {_listed(found)}, whose layers have attention sinks, which are not supported in a mixture of "
+        f"experts: {USE_ANOTHER}",
+    )
+
+
 def _explain_latent(fields: Fields, names: list[str]) -> ConfigError | None:
     if not is_above(fields, "kv_lora_rank", 0):
         return None
@@ -173,6 +184,7 @@ EXPLANATIONS: tuple[Callable[[Fields, list[str]], ConfigError | None], ...] = (
     _explain_head,
     _explain_latent,
     _explain_quantization,
+    _explain_sinks,
     _explain_remote_code,
 )
 """Functions that return the error if their reason applies, the most telling reason first."""
