@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
 from rank_kit import thread_ranks
 
 from family_twins import SHARDED_OTHERS, save_other_twin
@@ -24,6 +25,8 @@ from mizzen.engine.loading.memory_budget import MemoryShortage, min_pages_over_r
 from mizzen.engine.loading.placement import cpus_near, parse_cpu_list
 from mizzen.engine.overlap_loop import StepFailed
 from mizzen.layers.sharding import Axis
+from mizzen.models.config import ModelConfig
+from mizzen.models.transformers_backend import inspection
 
 VOCABULARY = 157
 """Size of the vocabulary; a prime number, so that the last rank's rows are padded."""
@@ -147,6 +150,28 @@ def test_models_of_transformers_answer_the_same_on_several_ranks(prefix: str, tm
             results = run(engine, requested)
             alone = alone or results
             assert results == alone, ranks
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_one_rank_inspects_a_model_of_transformers_for_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    inspected: list[int] = []
+    inspect = inspection.inspect_model
+
+    def count(folder: Path, config: ModelConfig, dtype: torch.dtype, ranks: int) -> ModelConfig:
+        inspected.append(ranks)
+        return inspect(folder, config, dtype, ranks)
+
+    monkeypatch.setattr(inspection, "inspect_model", count)
+    save_other_twin(tmp_path, SHARDED_OTHERS[0], **SHAPE, hidden_size=64)
+    with thread_ranks(tmp_path, 2) as engine:
+        assert run(engine, requests()[:1])
+    assert inspected == [2]
+    save_other_twin(tmp_path, "OPT")
+    with pytest.raises(ValueError, match="has no tensor parallel plan"), thread_ranks(tmp_path, 2):
+        pass
+    assert inspected == [2, 2]
 
 
 @pytest.mark.parametrize("twin", ["olmo2", "phi3"])

@@ -19,9 +19,6 @@ from mizzen.models.model_families import find_family
 from mizzen.models.registry import READERS, read_model
 from mizzen.models.transformers_backend.installed import check_installed
 
-ONE_GPU = "mixtures of experts need --tensor 1"
-"""Reason why several GPUs cannot share a model with experts; only Transformers implements such models."""
-
 
 class TensorSize(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """A number of GPUs that may share the model: whether it is possible, and otherwise the reason."""
@@ -174,8 +171,6 @@ def tensor_size(config: ModelConfig, weights: WeightFiles | None, options: Engin
         check_shardable(config, tensor)
     except ValueError as error:
         return TensorSize(tensor=tensor, possible=False, reason=str(error))
-    if config.expert_width and tensor > 1:
-        return TensorSize(tensor=tensor, possible=False, reason=ONE_GPU)
     return TensorSize(
         tensor=tensor,
         possible=True,

@@ -89,12 +89,15 @@ class Mesh:
 def check_shardable(config: ModelConfig, ranks: int) -> None:
     """Check that each layer of a model can be sharded equally over `ranks` ranks.
 
+    Layers of experts cannot: only Transformers implements such models, and its plans are not followed there.
     With fewer KV heads than ranks, KV heads are replicated. The vocabulary may have any size: it is padded.
 
     Raises:
         ValueError: a size cannot be sharded equally; the message names the config field and suggests numbers
             of ranks.
     """
+    if config.expert_width and ranks > 1:
+        raise ValueError("mixtures of experts need --tensor 1")
     axis = Axis(0, ranks)
     axis.shard(config.heads, "num_attention_heads")
     axis.replicated_shard(config.kv_heads, "num_key_value_heads")

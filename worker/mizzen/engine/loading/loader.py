@@ -113,17 +113,22 @@ def load_model(
             the cause.
     """
     folder = Path(options.model)
-    with phases("config"):
-        config = inspect_config(options, read_config(folder, options.model_implementation))
-        check_options(options, config)
-        config = config.with_context_length(options.context_length or config.context_length)
-        end_token_ids = read_end_tokens(folder, config)
-        if (join is None) != (options.tensor == 1):
-            raise ValueError(
-                f"--tensor {options.tensor} needs as many ranks: `mizzen engine` and `LLM` start them"
-            )
-        group = join() if join else None
+    group: RankGroup | None = None
     try:
+        with phases("config"):
+            config = read_config(folder, options.model_implementation)
+            if join is not None and config.implementation == "transformers":
+                group = join()  # rank 0 inspects the model for all ranks
+            config = inspect_config(options, config, group)
+            check_options(options, config)
+            config = config.with_context_length(options.context_length or config.context_length)
+            end_token_ids = read_end_tokens(folder, config)
+            if (join is None) != (options.tensor == 1):
+                raise ValueError(
+                    f"--tensor {options.tensor} needs as many ranks: `mizzen engine` and `LLM` start them"
+                )
+            if join is not None and group is None:
+                group = join()
         return build_model(options, config, end_token_ids, phases, progress, delay, group, make_masks)
     except BaseException as error:
         if group is not None:

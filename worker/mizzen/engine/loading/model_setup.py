@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 import numpy as np
 import torch
 
@@ -114,14 +115,46 @@ def make_model(
     return model
 
 
-def inspect_config(options: EngineOptions, config: ModelConfig) -> ModelConfig:
+def inspect_config(
+    options: EngineOptions, config: ModelConfig, group: RankGroup | None = None
+) -> ModelConfig:
     """Return the configuration with the real sizes of the model, if Transformers implements it.
+
+    Rank 0 of a `group` inspects the model, which takes seconds, and all ranks return or raise the same.
 
     Raises:
         ConfigError: Transformers is not installed, or the model cannot be served.
     """
     if config.implementation == "native":
         return config
+    if group is None:
+        return inspect_in_transformers(options, config)
+    inspected = InspectedConfig()
+    if group.rank == 0:
+        try:
+            inspected = InspectedConfig(config=inspect_in_transformers(options, config))
+        except ConfigError as error:
+            inspected = InspectedConfig(error=str(error))
+    sent = group.exchange("config", msgspec.json.encode(inspected).decode())[0]
+    inspected = msgspec.json.decode(sent, type=InspectedConfig)
+    if inspected.config is None:
+        raise ConfigError(inspected.error)
+    return inspected.config
+
+
+class InspectedConfig(msgspec.Struct, frozen=True):
+    """Result of an inspection, which rank 0 sends to all ranks: a configuration, or the error."""
+
+    config: ModelConfig | None = None
+    error: str = ""
+
+
+def inspect_in_transformers(options: EngineOptions, config: ModelConfig) -> ModelConfig:
+    """Return the configuration with the sizes that the model has in Transformers.
+
+    Raises:
+        ConfigError: Transformers is not installed, or the model cannot be served.
+    """
     try:
         from mizzen.models.transformers_backend.inspection import inspect_model
     except ImportError as error:
