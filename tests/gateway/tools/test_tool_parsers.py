@@ -19,6 +19,8 @@ from mizzen.gateway.tools.families import (
     HUNYUAN,
     LLAMA,
     MISTRAL,
+    OLMO,
+    PYTHONIC,
     QWEN_XML,
     ToolFamily,
 )
@@ -168,6 +170,8 @@ XML_FAULTS = [
      '{"note": "a\\n</function>\\n</tool_call>\\nb"}'),
 ]  # fmt: skip
 """Calls after `<function=weather>` that a model wrote with faults, and the arguments that it meant."""
+CALL = '{"name": "weather", "arguments": {"a": 1}}'
+UNKNOWN = '{"name": "x", "arguments": {"a": [1, "]"]}}'
 CASES: list[tuple[ToolFamily, str, Parsed]] = [
     # text around calls; white space next to calls belongs to the syntax
     (HERMES, 'Hm.\n<tool_call>\n{"name": "weather", "arguments": {"a": 1}}\n</tool_call>', ("Hm.", [A1])),
@@ -235,6 +239,25 @@ CASES: list[tuple[ToolFamily, str, Parsed]] = [
     (GLM, 'Hm.<|assistant|>weather\n{"a": 1}<|observation|>', ("Hm.", [A1])),
     (BARE, '[{"name":"weather","arguments":{"a": 1}}]', ("", [A1])),
     (BARE, "[1, 2]", ("[1, 2]", [])),
+    # an element of a list that is not a call is content; the elements after it may be calls
+    *[
+        (family, f"{opening}[{', '.join(elements)}]{closing}", expected)
+        for family, opening, closing in (
+            (BARE, "", ""),
+            (COHERE, "<|START_ACTION|>", "<|END_ACTION|>"),
+            (GRANITE, "<|tool_call|>", ""),
+            (HUNYUAN, "<tool_calls>", "</tool_calls>"),
+        )
+        for elements, expected in (
+            ([UNKNOWN, CALL], (f"[{UNKNOWN}", [A1])),
+            ([CALL, UNKNOWN, CALL], (UNKNOWN, [A1, A1])),
+            ([CALL, UNKNOWN], (f"{UNKNOWN}]", [A1])),
+            (['{"x": 1}', UNKNOWN], (f'[{{"x": 1}}, {UNKNOWN}]', [])),
+        )
+    ],
+    (COHERE, '<|START_ACTION|>[{"tool_name": "x"<|END_ACTION|>So.', ('[{"tool_name": "x"So.', [])),
+    (PYTHONIC, '[weather(a=1), x(b="), ]"), weather(a=1)]', ('x(b="), ]")', [A1, A1])),
+    (OLMO, "<function_calls>x(a=1)\nweather(a=1)</function_calls>", ("x(a=1)", [A1])),
 ]  # fmt: skip
 
 

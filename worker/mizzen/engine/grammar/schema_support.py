@@ -134,7 +134,7 @@ class SchemaChecker:
         if declared is not None:
             names = declared if isinstance(declared, list) else [declared]
             for name in names:
-                if name not in TYPES:
+                if not isinstance(name, str) or name not in TYPES:
                     raise keyword_error(path, "type", f"must be one of {', '.join(TYPES)}, not {name!r}")
             return set(names)
         if "properties" in schema:
@@ -191,8 +191,13 @@ class SchemaChecker:
             self.waiting.append((reference[1:], target))
 
     def check_disjoint(self, path: str, schemas: list[Any]) -> None:
-        """Check that no value can conform to two of the schemas: the compiler treats `oneOf` as `anyOf`."""
-        for first, second in combinations([self.resolve_ref(schema) for schema in schemas], 2):
+        """Check that no value can conform to two of the schemas: the compiler treats `oneOf` as `anyOf`.
+
+        Schemas whose keywords have values of the wrong type are left out: their own check, which comes later,
+        names the keyword.
+        """
+        resolved = [self.resolve_ref(schema) for schema in schemas]
+        for first, second in combinations([schema for schema in resolved if not has_faults(schema)], 2):
             if not are_disjoint(first, second):
                 text = "is only enforced if its schemas differ in type or in a required constant: use anyOf"
                 raise keyword_error(path, "oneOf", text)
@@ -268,6 +273,15 @@ class SchemaChecker:
                 raise keyword_error(path, "patternProperties", f"covers the property {clash!r}, too")
         if (patterns or more or "propertyNames" in schema) and schema.get("minProperties", 0) > 1:
             raise keyword_error(path, "minProperties", "above 1 is only enforced for described properties")
+
+
+def has_faults(schema: Any) -> bool:
+    """Return whether a keyword that `are_disjoint` reads has a value of the wrong type."""
+    if not isinstance(schema, dict):
+        return False
+    read = (name for name in ("type", "required", "enum") if name in schema)
+    faults = (find_keyword_fault(name, schema[name]) for name in read)
+    return any(faults) or not isinstance(schema.get("properties", {}), dict)
 
 
 def are_disjoint(schema_a: Any, schema_b: Any) -> bool:

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from typing import Protocol
 
+from mizzen.gateway.text.stop import partial_match_length
 from mizzen.gateway.tools.call_reader import CallReader
-from mizzen.gateway.tools.json_scanner import WHITESPACE, skip_whitespace
+from mizzen.gateway.tools.json_scanner import WHITESPACE, ValueScanner, skip_whitespace
 from mizzen.gateway.tools.parser_base import ArgumentSchemas, MarkerParser, ToolCallReader
 from mizzen.gateway.tools.parsers.named import NAME_START, NamedCallReader
 
@@ -26,10 +28,22 @@ DIRECT_ANSWERS = frozenset({"directly-answer", "directly_answer"})
 """Names of a tool that Command R calls in order to call no tool."""
 
 
+class ElementScanner(Protocol):
+    """Incremental scanner that finds the end of an element of a list."""
+
+    done: bool
+    """True if the element has ended."""
+
+    def scan(self, text: str, at: int) -> int:
+        """Return the index after the part of `text[at:]` that belongs to the element."""
+        ...
+
+
 class BareListParser(MarkerParser):
     """Parser of a list of calls, or of a single call.
 
-    Calls follow one of `begins`. A class without `begins` parses output that starts with calls.
+    Calls follow one of `begins`. A class without `begins` parses output that starts with calls. An element of
+    a list that is not a call becomes content, and the elements after it may be calls again.
     """
 
     begins: tuple[str, ...] = ()
@@ -44,16 +58,23 @@ class BareListParser(MarkerParser):
         self._in_calls = not self.begins
         self._in_list = False
         self._opening = ""
-        """Text read since a marker or the start of a list; it becomes content if no call follows."""
+        """Text read since a marker, the start of a list or a failed element; it becomes content if no call
+        follows."""
+        self._after_failed = False
+        """Whether the last element of the list was not a call."""
+        self._skipped: ElementScanner | None = None
+        """Scanner of the element of a list that is not a call, until the element ends."""
 
     def _parse_between_calls(self, text: str) -> str:
+        if self._skipped is not None:
+            return self._skip_element(self._skipped, text)
         if not self._in_calls:
             marker, rest = self._content_until_marker(text)
             self._in_calls = marker in self.begins
             self._opening = marker if self._markers_are_text else ""
             return rest
         at = skip_whitespace(text, 0)
-        if at and (self._opening or (self.begins and not self._in_list)):
+        if at and (self._opening or self._after_failed or (self.begins and not self._in_list)):
             self._opening += text[:at]
         elif at:
             self._output.add_content(text[:at])
@@ -75,6 +96,11 @@ class BareListParser(MarkerParser):
         if first == "[" and not self._in_list:
             self._in_list, self._opening = True, self._opening + first
             return text[1:]
+        if self._in_list and self._after_failed and first in ",]":
+            self._opening, self._after_failed = self._opening + first, False
+            if first == "]":
+                self._leave_calls()
+            return text[1:]
         if self._in_list and not self._opening and first in ",]":
             self._in_calls = self._in_list = first == ","
             return text[1:]
@@ -85,13 +111,45 @@ class BareListParser(MarkerParser):
         """Return a reader of a call that starts with the character `first`; None if no call does."""
         return CallReader(self._names | self._ignored) if first == "{" else None
 
+    def _scan_elements(self) -> ElementScanner:
+        """Return a scanner that finds the end of an element of a list that is not a call."""
+        return ValueScanner()
+
     def _leave_calls(self) -> None:
         self._add_content("")
-        self._in_calls = self._in_list = False
+        self._in_calls = self._in_list = self._after_failed = False
 
     def _call_ended(self, failed: bool) -> None:
-        self._in_calls = self._in_list = self._in_list and not failed
+        self._in_calls, self._after_failed = self._in_list, False
         self._opening = ""
+
+    def _read_call(self, reader: ToolCallReader, text: str) -> str:
+        rest = super()._read_call(reader, text)
+        if reader.failed and self._in_calls:
+            self._after_failed, scanner = True, self._scan_elements()
+            scanner.scan(reader.raw, 0)
+            self._skipped = None if scanner.done else scanner
+        return rest
+
+    def _skip_element(self, scanner: ElementScanner, text: str) -> str:
+        """Add to the content the text of an element that is not a call; return the text after it.
+
+        A marker ends the calls: then the element is incomplete.
+        """
+        found = self._any_marker.search(text)
+        held = max((partial_match_length(text, marker) for marker in self.markers), default=0)
+        body = text[: found.start()] if found is not None else text[: len(text) - held]
+        end = scanner.scan(body, 0)
+        self._output.add_content(body[:end])
+        if scanner.done:
+            self._skipped = None
+        elif found is not None:
+            self._skipped = None
+            self._leave_calls()
+        else:
+            self._pending = text[end:]
+            return ""
+        return text[end:]
 
     def _add_content(self, text: str) -> None:
         """Add to the content the text that might have opened a call, and then `text`, which is not a call."""

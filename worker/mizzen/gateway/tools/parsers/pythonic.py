@@ -15,7 +15,7 @@ import re
 
 from mizzen.gateway.tools.json_scanner import WHITESPACE
 from mizzen.gateway.tools.parser_base import ArgumentSchemas, ToolCallReader
-from mizzen.gateway.tools.parsers.lists import BareListParser
+from mizzen.gateway.tools.parsers.lists import BareListParser, ElementScanner
 from mizzen.gateway.tools.parsers.named import NAME_START
 from mizzen.gateway.tools.parsers.python_values import LiteralScanner, literal_as_json
 from mizzen.gateway.tools.parsers.stepwise import StepwiseCallReader
@@ -137,6 +137,22 @@ class PythonicParser(BareListParser):
     def _create_reader(self, first: str) -> ToolCallReader | None:
         return PythonCallReader(self._tools) if self._in_list and NAME_START.match(first) else None
 
+    def _scan_elements(self) -> ElementScanner:
+        return LiteralScanner()
+
+
+class LineScanner:
+    """Incremental scanner that finds the end of a line."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def scan(self, text: str, at: int) -> int:
+        """Return the index of the line break in `text[at:]`, or the length of the text."""
+        end = text.find("\n", at)
+        self.done = end >= 0
+        return end if self.done else len(text)
+
 
 class OlmoParser(BareListParser):
     """Parser of calls between `<function_calls>` and `</function_calls>`, each on a line."""
@@ -148,6 +164,9 @@ class OlmoParser(BareListParser):
     def _create_reader(self, first: str) -> ToolCallReader | None:
         return PythonCallReader(self._tools) if NAME_START.match(first) else None
 
+    def _scan_elements(self) -> ElementScanner:
+        return LineScanner()
+
     def _call_ended(self, failed: bool) -> None:
         super()._call_ended(failed)
-        self._in_calls = not failed
+        self._in_calls = True
