@@ -128,7 +128,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"oneOf": [{"type": "object"}, {"type": "object", "required": [{}]}]}, '"required" at /oneOf/1'),
     ({"oneOf": [{"type": [{}]}, {"type": "string"}]}, '"type" at /oneOf/0'),
     ({"oneOf": [{"type": "string"}, {"type": {}}]}, '"type" at /oneOf/1'),
-    ({"oneOf": [{"properties": [], "required": ["a"]}, {"type": "object"}]}, '"properties" at /oneOf/0'),
+    ({"oneOf": [{"properties": [1], "required": ["a"]}, {"type": "object"}]}, '"properties" at /oneOf/0'),
     ({"$ref": "#/$defs/s", "maxLength": 3, "$defs": {"s": {}}}, '"maxLength"'),
     ({"$ref": "https://example.org/schema"}, '"$ref"'),
     ({"$ref": "#/nothing"}, "nothing"),
