@@ -7,6 +7,11 @@ its output token. The results are p50, p90 and p99 of the time between tokens of
 rate of prompt tokens. `--max-step-milliseconds` determines the size of prefill chunks. The limit of the time
 between tokens is the minimum time of a step that only decodes the streams. The limit of the rate is the
 maximum rate of prefill without streams.
+
+    python benchmarks/mixed.py --one-step --batch 256 --context 1024 [--chunk-tokens 128 512 2048]
+
+With `--one-step`, single steps with decodes and a chunk are timed instead, for several ways to run their
+attention, and the chunk is shown that `--max-step-milliseconds` leads to with each.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import time
 from typing import Any
 
 import numpy as np
+from common_parts import mixed_step
 from common_parts.arguments import number, positive
 from common_parts.engine_options import parse_checked_args
 from common_parts.gpu import benchmark_parser, check_ended, drain, fail, load, median, print_startup, run
@@ -133,8 +139,17 @@ def main() -> None:
     parser.add_argument(
         "--max-step-milliseconds", type=number, default=25.0, help="target duration of steps with prefill"
     )
+    parser.add_argument("--one-step", action="store_true", help="time single steps, without an engine")
+    parser.add_argument(
+        "--chunk-tokens",
+        type=positive,
+        nargs="+",
+        default=[128, 512, 2048],
+        help="tokens of the chunk of single steps",
+    )
     own = {"max_step_milliseconds": "max_step_milliseconds"}
-    run(parse_checked_args(parser, own, batch=4, context=256, prompts=2), measure)
+    args = parse_checked_args(parser, own, batch=4, context=256, prompts=2, chunk_tokens=[16, 64])
+    run(args, mixed_step.measure if args.one_step else measure)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 PROGRAMS = [
-    "allreduce", "attention", "decode", "gpu_all", "grammar", "mixed", "mixed_step", "offline", "prefill",
-    "prefix", "products", "shape_folder", "startup",
+    "allreduce", "attention", "decode", "gpu_all", "grammar", "mixed", "offline", "prefill", "prefix",
+    "products", "shape_folder", "startup",
 ]  # fmt: skip
 
 

@@ -7,13 +7,12 @@ import sys
 from typing import Any
 
 import mixed
-import mixed_step
 import offline
 import prefill
 import prefix
 import pytest
 import startup
-from common_parts import gpu
+from common_parts import gpu, mixed_step
 from common_parts.engine_options import parse_checked_args
 from common_parts.tables import Table
 from startup import Start, label_phases
@@ -95,7 +94,7 @@ def test_options_without_meaning_together_are_rejected(
 def test_a_mixed_step_is_compared_with_its_decodes_alone(
     measured: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table, figures = measured(mixed_step, "--batch=2", "--context=20", "--chunk-tokens", "5", "16")
+    table, figures = measured(mixed, "--one-step", "--batch=2", "--context=20", "--chunk-tokens", "5", "16")
     assert [row["work"] for row in table.rows] == [
         "decodes alone",
         *(f"2+{chunk}, {name}" for chunk in (5, 16) for name in ("eager", "eager and sampled")),

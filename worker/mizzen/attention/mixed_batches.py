@@ -54,7 +54,7 @@ class DeviceBatch:
 
 PREFERRED_PLANNERS = ("sequences",)
 """Names of planners (see `select_planner`), the fastest one first; an engine uses the first one that its
-backends support. `benchmarks/mixed_step.py` compares them."""
+backends support. `benchmarks/mixed.py --one-step` compares them."""
 MixedPlanner = Callable[[DeviceBatch], PlannedAttention]
 """Plans the attention of a captured batch, and may itself be captured.
 

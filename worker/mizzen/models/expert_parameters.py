@@ -33,7 +33,7 @@ class Mixture:
     biased_by_default: bool = False
     """Value of `bias` if it is absent."""
     biased_output: bool = False
-    """Whether, with `bias`, the output projection has a bias, too."""
+    """Whether the output projection has a bias, too, if `bias` is true."""
     head_norms: bool = False
     """Whether queries and keys have norms with a weight for each element of a head."""
     full_norms: bool = False

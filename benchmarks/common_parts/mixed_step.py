@@ -1,6 +1,4 @@
-"""Time of one step with decodes and one prefill chunk, by how its attention is run, on one GPU.
-
-    python benchmarks/mixed_step.py --shape qwen3-8b [--batch 256] [--context 1024] [--chunk-tokens 512 2048]
+"""Time of one step with decodes and one prefill chunk, by how its attention is run, for `mixed.py`.
 
 The step has `--batch` decodes whose contexts have `--context` tokens, and a chunk at the start of a prompt.
 Each variant is a captured graph of the whole forward pass, from the token ids to the logits:
@@ -30,14 +28,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from common_parts.arguments import number, positive
-from common_parts.engine_options import engine_options, is_smoke_run, parse_checked_args
-from common_parts.gpu import benchmark_parser, fail, run
+
+from common_parts.engine_options import engine_options
+from common_parts.gpu import fail
 from common_parts.layer_attention import seconds_of
 from common_parts.limits import Limits, limits_of
 from common_parts.shapes import shape_folder
 from common_parts.tables import Table
-
 from mizzen.attention.base import DevicePlannedDecode, MixedAttention, StepAttention
 from mizzen.attention.mixed_batches import MixedPlanner, select_planner
 from mizzen.core.config import SchedulerConfig
@@ -282,23 +279,3 @@ def measure_variants(
         settled[name] = {"chunk_tokens": tokens, "step_ms": seconds * 1e3}
         print(f"  {name}: the scheduler settles on {tokens} prompt tokens and {seconds * 1e3:.1f} ms a step")
     return {"decodes_alone": {"seconds": alone}, "seconds": times, "settled": settled}
-
-
-def main() -> None:
-    parser = benchmark_parser(__doc__, default="qwen3-8b")
-    parser.add_argument("--batch", type=positive, default=256, help="number of decodes")
-    parser.add_argument("--context", type=positive, default=1024, help="tokens in the context of each decode")
-    parser.add_argument(
-        "--chunk-tokens", type=positive, nargs="+", default=[128, 512, 2048], help="tokens of the chunk"
-    )
-    parser.add_argument(
-        "--max-step-milliseconds", type=number, default=25.0, help="target duration of a step"
-    )
-    args = parse_checked_args(parser, batch=4, context=48, chunk_tokens=[16, 64])
-    if is_smoke_run(args):
-        torch.set_num_threads(1)
-    run(args, measure)
-
-
-if __name__ == "__main__":
-    main()
