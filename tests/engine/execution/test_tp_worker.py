@@ -122,7 +122,10 @@ def test_answers_on_several_ranks_equal_those_on_one(
             }, ranks
 
 
-TWINS = ("cohere", "exaone4", "gemma2", "glm4", "granite-biases", "hunyuan", "nemotron", "olmo2", "phi3")
+TWINS = (
+    *("apertus", "cohere", "exaone4", "gemma2", "gemma3", "glm4", "granite-biases", "hunyuan", "nemotron"),
+    *("olmo2", "phi3", "starcoder2"),
+)
 
 
 @pytest.mark.parametrize("twin", TWINS)
