@@ -181,7 +181,7 @@ def new_record(**given: Any) -> RequestRecord:
 def test_access_log_lines_are_bounded_for_any_request() -> None:
     record = new_record(model="m" * 10_000, prompt="p" * 100_000)
     for number in range(1000):
-        record.start_attempt(f"engine-{number}", "load")
+        record.add_attempt(record.new_attempt(f"engine-{number}", "load"))
         record.end_phase("route", 0.0)
     line = line_of(record, prompts=True)
     assert len(line["model"]) == 256

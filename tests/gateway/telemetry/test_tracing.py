@@ -2,86 +2,25 @@
 
 from __future__ import annotations
 
-import gzip
 import subprocess
 import sys
 import threading
-from collections import defaultdict
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
 import pytest
 
-from mizzen.gateway.telemetry.tracing import traces_endpoint
+from mizzen.common.otlp import parse_headers, traces_endpoint
+from mizzen.gateway.config import GatewayConfig
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
-from mizzen.gateway.telemetry import spans
+from mizzen.common import span_export
+from trace_collector import Collector, attributes
 
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-
-
-class Collector:
-    """An HTTP server that receives spans like an OpenTelemetry collector."""
-
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
-        self.resource: dict[str, str] = {}
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                if self.headers.get("content-encoding") == "gzip":
-                    body = gzip.decompress(body)
-                if self.path == "/v1/traces":
-                    collector.take(ExportTraceServiceRequest.FromString(body))
-                self.send_response(200)
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-
-    def take(self, message: ExportTraceServiceRequest) -> None:
-        for resource_spans in message.resource_spans:
-            self.resource = attributes(resource_spans.resource)
-            self.spans += [span for scope in resource_spans.scope_spans for span in scope.spans]
-
-    @property
-    def root(self) -> Any:
-        return next((span for span in self.spans if span.name.startswith("POST")), None)
-
-    def children(self, parent: Any) -> dict[str, list[Any]]:
-        by_parent = defaultdict(list)
-        for span in self.spans:
-            if span.parent_span_id == parent.span_id:
-                by_parent[span.name].append(span)
-        return by_parent
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-def attributes(owner: Any) -> dict[str, Any]:
-    values = {}
-    for pair in owner.attributes:
-        kind = pair.value.WhichOneof("value")
-        value = getattr(pair.value, kind)
-        values[pair.key] = [item.string_value for item in value.values] if kind == "array_value" else value
-    return values
 
 
 @pytest.fixture
@@ -122,14 +61,11 @@ async def test_request_becomes_a_trace(scripted: Any, live: Any, until: Any, col
     (attempt,) = children["engine"]
     assert attributes(attempt)["route.reason"] == "only"
     assert attributes(attempt)["engine.first_token_seconds"] == 0.125
-    parts = collector.children(attempt)
-    assert sorted(parts) == ["decode", "prefill"]
-    assert parts["prefill"][0].end_time_unix_nano == parts["decode"][0].start_time_unix_nano
-    for parent, inner in ((root, children), (attempt, parts)):
-        for span in (inner_span for several in inner.values() for inner_span in several):
-            assert span.trace_id == root.trace_id
-            assert parent.start_time_unix_nano <= span.start_time_unix_nano
-            assert span.start_time_unix_nano <= span.end_time_unix_nano <= parent.end_time_unix_nano
+    assert [event.name for event in attempt.events] == ["first token"]
+    assert attempt.start_time_unix_nano <= attempt.events[0].time_unix_nano <= attempt.end_time_unix_nano
+    collector.check_nesting()
+    # The engine gets the context of its own attempt.
+    assert engine.requests[0].traceparent[:52] == f"00-{root.trace_id.hex()}-{attempt.span_id.hex()}"
 
 
 async def test_trace_continues_the_clients_trace(
@@ -158,11 +94,13 @@ async def test_invalid_trace_context_starts_a_new_trace(
 async def test_unsampled_client_trace_is_not_exported(
     scripted: Any, live: Any, until: Any, collector: Collector
 ) -> None:
-    gateway = await live(scripted(), otlp_endpoint=collector.url)
+    engine = scripted()
+    gateway = await live(engine, otlp_endpoint=collector.url)
     await post(gateway, {"traceparent": f"00-{TRACE}-{PARENT}-00"})
     await post(gateway)
     await until(lambda: collector.root)
     assert TRACE not in {span.trace_id.hex() for span in collector.spans}
+    assert [bool(request.traceparent) for request in engine.requests] == [False, True]
 
 
 async def test_failures_are_errors_and_every_attempt_has_a_span(
@@ -177,7 +115,9 @@ async def test_failures_are_errors_and_every_attempt_has_a_span(
     assert attributes(collector.root)["error.type"] == "engine_lost"
     attempts = collector.children(collector.root)["engine"]
     assert [attempt.status.message for attempt in attempts] == ["engine_error"] * 2
-    assert "decode" not in collector.children(attempts[0])
+    assert not attempts[0].events
+    contexts = [request.traceparent for request in engine.requests]
+    assert [context[36:52] for context in contexts] == [attempt.span_id.hex() for attempt in attempts]
 
 
 async def test_remaining_spans_are_exported_at_shutdown(
@@ -194,14 +134,14 @@ async def test_unresponsive_collector_does_not_delay_shutdown(
     scripted: Any, live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The SDK waits up to 10 s per batch for its exporter; at shutdown, the gateway limits this wait."""
-    monkeypatch.setattr(spans, "FLUSH_SECONDS", 0.1)
+    monkeypatch.setattr(span_export, "FLUSH_SECONDS", 0.1)
     ended, answer = threading.Event(), threading.Event()
 
     def export(*_: object) -> None:
         answer.wait(60)
         ended.set()
 
-    monkeypatch.setattr(spans.OTLPSpanExporter, "export", export)
+    monkeypatch.setattr(span_export.OTLPSpanExporter, "export", export)
     gateway = await live(scripted(), otlp_endpoint="http://127.0.0.1:9")
     await post(gateway)
     await gateway.stop()
@@ -222,9 +162,51 @@ async def test_unknown_paths_name_no_span(scripted: Any, live: Any, until: Any, 
     }
 
 
-async def test_missing_collector_stops_nothing(scripted: Any, live: Any) -> None:
+async def test_missing_collector_stops_nothing(
+    scripted: Any, live: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    monkeypatch.setattr(span_export, "EXPORT_SECONDS", 0.1)
     gateway = await live(scripted(), otlp_endpoint="http://127.0.0.1:9")
     assert (await post(gateway)).status_code == 200
+    await until(lambda: b"mizzen_gateway_dropped_spans_total 5.0" in gateway.gateway.metrics.render())
+
+
+async def test_headers_file_is_sent_to_the_collector(
+    scripted: Any, live: Any, until: Any, collector: Collector, tmp_path: Any
+) -> None:
+    (tmp_path / "headers").write_text("authorization=Bearer%20secret\n")
+    file = str(tmp_path / "headers")
+    gateway = await live(scripted(), otlp_endpoint=collector.url, otlp_headers_file=file)
+    await post(gateway)
+    await until(lambda: collector.root)
+    assert collector.headers[0]["authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", {}),
+        (" a=b , C=d%2Ce,, f=g=h ", {"a": "b", "c": "d,e", "f": "g=h"}),
+        ("a=", {"a": ""}),
+        ("secret", "entry 1 is not NAME=VALUE"),
+        ("a=b,bad name=secret", "entry 2 is not NAME=VALUE"),
+        ("a=secret%0d%0ab: c", "the value of entry 1 is not printable ASCII"),
+        ("a=secré", "the value of entry 1 is not printable ASCII"),
+    ],
+)
+def test_headers_are_parsed_and_errors_do_not_reveal_them(text: str, expected: Any) -> None:
+    if isinstance(expected, dict):
+        assert parse_headers(text) == expected
+        return
+    with pytest.raises(ValueError, match=expected) as error:
+        parse_headers(text)
+    assert "secr" not in str(error.value)
+
+
+def test_endpoint_must_be_an_http_url() -> None:
+    with pytest.raises(ValueError, match="--otlp-endpoint must be an http:// or https:// URL"):
+        GatewayConfig(served_name="demo", otlp_endpoint="collector:4318")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from mizzen.core.decode_batch import DecodeFrame
 from mizzen.core.kv.radix_node import RadixNode
 from mizzen.core.request import Int32, Int64
 from mizzen.core.sequence import SequencePhase, SequenceState
-from mizzen.core.step_plan import StepTokens
+from mizzen.core.step_plan import PrefillChunk, StepTokens
+from mizzen.core.timeline import RequestTimeline
 
 
 class DeferredFree(Struct, frozen=True):
@@ -54,6 +55,15 @@ class InflightStep(Struct):
     """Slots whose token is discarded: their request left after the launch, or needs only an embedding."""
     deferred_frees: list[DeferredFree] = field(default_factory=list)
     """Frees that wait until this step is complete."""
+    traced: tuple[tuple[RequestTimeline, int], ...] = ()
+    """Timelines of traced requests whose last prefill chunk is in this step, with their numbers of
+    preemptions at its launch."""
+
+    def record_chunk(self, timeline: RequestTimeline, chunk: PrefillChunk) -> None:
+        """Record in the timeline of a traced request that its prefill chunk was launched with this step."""
+        timeline.launch_chunk(self.launch_time, chunk.start, len(chunk.tokens))
+        if chunk.last:
+            self.traced = (*self.traced, (timeline, timeline.preemption_count))
 
     def tokens(self, result: StepTokens) -> Int32:
         """Return the tokens in the result of this step, int32 [samples].

@@ -9,6 +9,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from mizzen.core.sampling_params import SamplingParams
+from mizzen.core.timeline import RequestTimeline
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -62,6 +63,8 @@ class Request(Struct, frozen=True, kw_only=True):
     """Opaque tenant number, by which limited resources are shared fairly."""
     arrival: float = 0.0
     """Time of arrival in seconds; the clock is that of the `now` argument of `Scheduler.schedule`."""
+    timeline: RequestTimeline | None = None
+    """Times of the request, which the scheduler updates; None if the request is not traced."""
 
 
 class Finished(Struct, frozen=True, kw_only=True):

@@ -91,10 +91,10 @@ class Scheduler:
         if len(self.inflight) >= self.config.steps_in_flight:
             return None
         if self._ranked and self.admission.queue:
-            self._preempt()
+            self._preempt(now)
         has_prefill = bool(self.prefilling or self.admission.queue)
         builder = PlanBuilder(0, self.kv)
-        if self.decode_batch.size and not self._allocate_decode_pages(builder):
+        if self.decode_batch.size and not self._allocate_decode_pages(builder, now):
             return None
         if self._page_rewrites:
             self._write_deduped_pages(builder)
@@ -119,23 +119,19 @@ class Scheduler:
         self.step_budget.record_step(
             inflight_step.launch_time, now, inflight_step.prompt_tokens, len(inflight_step.frame.rows) > 0
         )
-        tokens, rows, step, frame = (
-            inflight_step.tokens(result),
-            inflight_step.rows,
-            inflight_step.step,
-            inflight_step.frame,
-        )
+        tokens, rows = inflight_step.tokens(result), inflight_step.rows
+        step, frame = inflight_step.step, inflight_step.frame
+        for timeline, preemptions in inflight_step.traced:
+            timeline.receive_token(now, step, preemptions)
         if rows is not frame.rows:
             columns = self.decode_batch.columns(rows)
         else:
             columns = frame.columns = frame.columns or self.decode_batch.columns(rows)
         slot_owners = self.kv.slot_owners
         # Route side outputs before requests finish, because finishing frees their slots.
-        side_outputs = (
-            NO_SIDE_OUTPUTS
-            if result.side_outputs is None
-            else route_side_outputs(result.side_outputs, slot_owners)
-        )
+        side_outputs = NO_SIDE_OUTPUTS
+        if result.side_outputs is not None:
+            side_outputs = route_side_outputs(result.side_outputs, slot_owners)
         # Discarded tokens are stored too; their slots stay reserved until this step is complete.
         self.kv.flat_tokens[columns.tokens + step] = tokens
         finished: list[Finished] = []
@@ -146,9 +142,7 @@ class Scheduler:
             if sequence is not None and sequence.slot == slot and token in sequence.stop_tokens:
                 finished.append(self._finish(sequence, FinishReason.STOP, token))
         if inflight_step.finishing:
-            leaving = [
-                sequence for sequence in inflight_step.finishing if sequence.phase is SequencePhase.LEAVING
-            ]
+            leaving = [last for last in inflight_step.finishing if last.phase is SequencePhase.LEAVING]
             finished += [self._finish(sequence, FinishReason.LENGTH) for sequence in leaving]
         for release in inflight_step.deferred_frees:
             self.kv.free(release)
@@ -277,12 +271,17 @@ class Scheduler:
         if not self.inflight.defer(release, last_step):
             self.kv.free(release)
 
-    def _retract(self, sequence: SequenceState) -> None:
-        """Move a running request back into the queue; later it resumes after its prompt and output so far."""
+    def _retract(self, sequence: SequenceState, now: float, reason: str) -> None:
+        """Move a running request back into the queue; later it resumes after its prompt and output so far.
+
+        `reason` is the reason in the timeline of a traced request.
+        """
         slot = sequence.slot
         if sequence.phase is SequencePhase.DECODE:  # a request admitted while it decoded did not overtake it
             sequence.admissions_before += self.admission.admissions - sequence.decodes_from
         known = self._remove_from_batch(sequence)
+        if sequence.request.timeline is not None:
+            sequence.request.timeline.preempt(now, reason, min(sequence.computed, known))
         # Cache immediately, so that the request matches its own pages if it resumes soon.
         self._cache_prefix(sequence, min(sequence.computed, known))
         self._free_slot(sequence, known)
@@ -292,12 +291,12 @@ class Scheduler:
         sequence.phase = SequencePhase.WAITING
         self.admission.queue.requeue(sequence)
 
-    def _preempt(self) -> None:
+    def _preempt(self, now: float) -> None:
         """Retract running requests of lower priority if the head of the queue lacks a slot or pages."""
         for sequence in self._preemption.victims(self.prefilling, self.prefill_budget()):
-            self._retract(sequence)
+            self._retract(sequence, now, "priority")
 
-    def _allocate_decode_pages(self, builder: PlanBuilder) -> bool:
+    def _allocate_decode_pages(self, builder: PlanBuilder, now: float) -> bool:
         """Allocate pages for the decoding requests that start a new page in the next step.
 
         If pages are short, the youngest requests are retracted. Returns False if the step must wait until a
@@ -315,14 +314,14 @@ class Scheduler:
                 return True
             if self.inflight.frees_pending():
                 return False
-            if not self._make_room(len(columns)):
+            if not self._make_room(len(columns), now):
                 raise RuntimeError(
                     f"{len(columns)} pages are needed, {self.kv.available_pages} available: pages were leaked"
                 )
             if not self.decode_batch.size:
                 return True
 
-    def _make_room(self, need: int) -> bool:
+    def _make_room(self, need: int, now: float) -> bool:
         """Retract the youngest requests until `need` pages are free, now or once steps in flight complete.
 
         Under the priority policy, requests of the lowest priority are retracted first. The last running
@@ -340,7 +339,7 @@ class Scheduler:
             available += self.kv.reclaimable_pages(
                 youngest, self.decode_batch.computed_tokens(youngest) if decoding else youngest.computed
             )
-            self._retract(youngest)
+            self._retract(youngest, now, "memory")
         return len(running) < count
 
     def _write_deduped_pages(self, builder: PlanBuilder) -> None:
@@ -369,8 +368,10 @@ class Scheduler:
         """
         step = inflight_step.step
         sampled: list[int] = []
-        for sequence in builder.prefilled:
+        for sequence, chunk in zip(builder.prefilled, builder.chunks, strict=True):
             sequence.last_step = step
+            if sequence.request.timeline is not None:
+                inflight_step.record_chunk(sequence.request.timeline, chunk)
             for first, pages in self._cache_prefix(sequence, sequence.computed):
                 self._page_rewrites.append((sequence, first, pages))
             if sequence.computed < len(sequence.tokens):

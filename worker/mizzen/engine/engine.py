@@ -96,6 +96,8 @@ class Engine:
         if grammars is None or not grammars.active:
             return self._loop.step(now)
         for request in grammars.drain_ready():
+            if request.timeline is not None:
+                request.timeline.grammar_ready = now
             self._loop.submit(request)
         for rid in grammars.drain_failed():
             self._loop.abort(rid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mizzen.common.options import check, option
+from mizzen.common.otlp import ENDPOINT_HELP, HEADERS_FILE_HELP, check_endpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,9 +186,8 @@ class GatewayConfig:
         "Access log on standard output, one line of JSON per request; `prompts` includes the prompts",
         choices=("off", "on", "prompts"),
     )
-    otlp_endpoint: str = option(
-        "", "Base URL of an OpenTelemetry collector (OTLP over HTTP); OTEL_EXPORTER_OTLP_ENDPOINT by default"
-    )
+    otlp_endpoint: str = option("", ENDPOINT_HELP)
+    otlp_headers_file: str = option("", HEADERS_FILE_HELP)
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -196,6 +196,7 @@ class GatewayConfig:
             ValueError: a value is invalid; the message names the option and the allowed values.
         """
         check(self)
+        check_endpoint(self.otlp_endpoint)
         given = [self.served_name, self.services_file, self.services_config_map]
         if sum(map(bool, given)) != 1:
             raise ValueError("give one of --served-name, --services-file and --services-config-map")

@@ -63,7 +63,7 @@ class Gateway:
         self._process = process
         self.metrics = Metrics(lambda: self.model_names)
         self.access_log = AccessLog(config.access_log == "prompts") if config.access_log != "off" else None
-        self.tracing = start_tracing(config.otlp_endpoint, config.service or config.served_name)
+        self.tracing = start_tracing(config, self.metrics.dropped_spans.inc)
         self.draining = False
         self.table_watch = TableWatch()
         self.tenants = TenantRegistry(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mizzen.common.options import option
+from mizzen.common.otlp import ENDPOINT_HELP, HEADERS_FILE_HELP, check_endpoint
 from mizzen.engine.config import EngineOptions
 
 
@@ -39,6 +40,8 @@ class EngineConfig(EngineOptions):
         "stopped, lags behind, or has not finished a step on cuda",
         low=1,
     )
+    otlp_endpoint: str = option("", ENDPOINT_HELP)
+    otlp_headers_file: str = option("", HEADERS_FILE_HELP)
     termination_message: str = option(
         "/dev/termination-log", "File to which the reason of a failure is written, if its folder exists"
     )
@@ -50,6 +53,7 @@ class EngineConfig(EngineOptions):
             ValueError: a value is invalid; the message names the option and the allowed values.
         """
         super(EngineConfig, self).__post_init__()
+        check_endpoint(self.otlp_endpoint)
         if self.node_rank >= self.nodes:
             raise ValueError(f"--node-rank {self.node_rank} must be below --nodes {self.nodes}")
         if self.node_rank and not self.leader_address:

@@ -14,12 +14,13 @@ from mizzen.server.gpus import GpuSearch, check_gpus, find_problem
 from mizzen.server.model_files import check_has_config, check_is_folder
 from mizzen.server.nodes.group import tcp_endpoint
 from mizzen.server.ranks.plan_memory import plan_memory_bytes
+from mizzen.server.tracing.trace_export import check_tracing
 from mizzen.wire.curve_keys import KeyFolder
 from mizzen.wire.endpoint import require_safe
 
 
 def check_config(config: EngineConfig, *, loads_model: bool = True) -> None:
-    """Check the model folder, trace folder, keys, endpoints and device of a configuration.
+    """Check the model folder, trace folder, tracing, keys, endpoints and device of a configuration.
 
     Args:
         config: Configuration of the engine.
@@ -37,6 +38,7 @@ def check_config(config: EngineConfig, *, loads_model: bool = True) -> None:
         check_model(config, read_config(Path(config.model), config.model_implementation))
     if config.profile and not config.node_rank:
         make_trace_folder(Path(config.profile))
+    check_tracing(config)
     keys = open_keys(config)
     require_safe(config.wire_bind, keys)
     if config.nodes > 1:

@@ -186,10 +186,10 @@ HISTOGRAMS = (
     ),
 )
 
-STATE = ("phase", "phase_since", "phase_done", "phase_total", "heartbeat", "live")
+STATE = ("phase", "phase_since", "phase_done", "phase_total", "heartbeat", "live", "dropped_spans")
 """Status fields about the rank's state: number of the phase, start time of the phase, finished and total
 amount of work in the phase (bytes or items; both 0 if not counted), time of the last iteration of the rank's
-loop, and number of live requests. Times are in monotonic seconds."""
+loop, number of live requests, and number of spans that rank 0 dropped. Times are in monotonic seconds."""
 
 FIELDS: tuple[str, ...] = (
     *STATE,

@@ -36,6 +36,8 @@ class EngineView:
     failure_kind: str
     """`ExitReason.kind` of the engine's failure; empty if the engine has not failed."""
     uptime_seconds: float
+    dropped_spans: int = 0
+    """Number of spans that the supervisor could not export."""
 
 
 STATES = ("starting", "serving", "draining", "failed")
@@ -162,7 +164,13 @@ class EngineCollector:
             f"{PREFIX}build_info", "Always 1; the label holds the version", labels=("model_name", "version")
         )
         build.add_metric((self._model, __version__), 1.0)
-        yield from (uptime, state, end, build)
+        spans = CounterMetricFamily(
+            f"{PREFIX}dropped_spans_total",
+            "Spans of traces that were dropped: queue full, or not accepted by the collector",
+            labels=("model_name",),
+        )
+        spans.add_metric((self._model,), view.snapshot["dropped_spans"] + view.dropped_spans)
+        yield from (uptime, state, end, build, spans)
 
 
 def _names(metric: Metric | Histogram) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from mizzen.server.engine_api import EngineProtocol
 from mizzen.server.metric_catalogue import Phase
 from mizzen.server.ranks.rank_status import RankStatus
 from mizzen.server.ranks.silence_limit import SilenceLimit
+from mizzen.server.tracing.live_traces import LiveTraces
 from mizzen.wire.server.engine_server import WireServer
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class ServingLoop:
         status: RankStatus,
         control: int,
         drain_timeout_seconds: float,
+        traces: LiveTraces | None = None,
     ) -> None:
         """Prepare the loop.
 
@@ -64,6 +66,7 @@ class ServingLoop:
             status: Receiver of counters and phases.
             control: Read end of the control pipe; it is made non-blocking.
             drain_timeout_seconds: Time for which unfinished requests may continue after END.
+            traces: Receiver of traced requests; None if tracing is off.
         """
         os.set_blocking(control, False)
         self._engine = engine
@@ -71,6 +74,7 @@ class ServingLoop:
         self._status = status
         self._control = control
         self._drain_timeout = drain_timeout_seconds
+        self._traces = traces
         self._waiting = 0
         self._silence_limit = SilenceLimit()
         self._steps = 0
@@ -108,6 +112,8 @@ class ServingLoop:
             engine.abort(rid)
         if arrivals.requests:
             self._silence_limit.reset()
+            if self._traces is not None:
+                self._traces.add(arrivals.requests)
         if not self._silence_limit.seconds:
             wire.out.withdraw_silence_limit()  # before the step, because nothing can be sent during it
         output = engine.step(now)
@@ -119,7 +125,10 @@ class ServingLoop:
             self._waiting = engine.load().waiting
         ended = engine.drain_finished()
         if ended:
-            durations = self._ages(ended, time.monotonic())
+            ended_at = time.monotonic()
+            durations = self._ages(ended, ended_at)
+            if self._traces is not None:
+                self._traces.finish(ended, ended_at)
             wire.out.finish(ended, self._steps)
             self._status.count_finished(ended, durations)
 
@@ -129,6 +138,8 @@ class ServingLoop:
         seconds = now - (self._last_output or began)
         self._status.count_step(seconds, len(output.tokens))
         self._last_output = now
+        if self._traces is not None:
+            self._traces.record_step(output, now)
         durations = self._ages(output.finished, now)  # before `send` frees their ids
         live = len(self._wire.out.table)
         first_token_seconds = self._wire.out.send(output, now)

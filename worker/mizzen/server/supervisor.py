@@ -34,6 +34,7 @@ from mizzen.server.ranks.processes import RankProcess, kill_ranks, reap_ranks, s
 from mizzen.server.serving_loop import ControlCommand
 from mizzen.server.signals import SignalQueue
 from mizzen.server.status_block import StatusReader, create_status_blocks
+from mizzen.server.tracing.trace_export import start_trace_export
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class Supervisor:
         self._clock_gaps = ClockGapMeter()
         self._heartbeat = 0.0
         """Time of the last iteration of rank 0's loop, plus the lengths of all clock gaps since then."""
+        self._traces = start_trace_export(config)
         self._ranks: list[RankProcess] = []
         self._exit: ExitReason | None = None
         self._draining = False
@@ -94,6 +96,8 @@ class Supervisor:
                     )
                 if http:
                     http.stop()
+                if self._traces:
+                    self._traces.close()
                 if self._links:
                     self._links.close()
                 else:
@@ -107,7 +111,10 @@ class Supervisor:
             self._links = connect_pods(self._links, config, self._node_group.group, self._node_group.key)
         for rank in range(self._first_rank, self._first_rank + config.local_ranks):
             module = FOLLOWER_MODULE if rank else self._rank_module
-            self._ranks.append(spawn_rank(module, rank, config, self._block, self._links))
+            traces = self._traces.descriptor if self._traces and not rank else None
+            self._ranks.append(spawn_rank(module, rank, config, self._block, self._links, traces=traces))
+        if self._traces:
+            self._traces.release_descriptor()
 
     @property
     def _is_leader(self) -> bool:
@@ -289,7 +296,8 @@ class Supervisor:
     def _metrics_view(self) -> EngineView:
         uptime = time.monotonic() - self._started
         kind = self._exit.kind if self._exit else ""
-        return EngineView(self._readers[0].read(), self._state(), kind, uptime)
+        dropped = self._traces.dropped if self._traces else 0
+        return EngineView(self._readers[0].read(), self._state(), kind, uptime, dropped)
 
 
 def _write_termination_message(config: EngineConfig, message: str) -> None:

@@ -103,6 +103,9 @@ class Generate(WireMessage, frozen=True):
     penalties and the grammar treat them as output, and `Outputs.offsets` continue after them."""
     tenant: int = 0
     """Opaque number of the tenant; the engine keeps one tenant's requests from starving those of others."""
+    traceparent: str = ""
+    """W3C trace context of the gateway's span for this request, if the trace is sampled; else empty. Engines
+    ignore a malformed one."""
 
 
 class Embed(WireMessage, frozen=True):
@@ -118,6 +121,8 @@ class Embed(WireMessage, frozen=True):
     salt: bytes = b""
     priority: int = 0
     queue_seconds: float = 0.0
+    traceparent: str = ""
+    """As in `Generate`."""
 
 
 class Abort(WireMessage, frozen=True):

@@ -18,7 +18,7 @@ from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.requests.engine_request import engine_sampling, tokenize_prompt
 from mizzen.gateway.requests.generation_request import GenerationRequest
 from mizzen.gateway.routing.interfaces import ModelIdentity
-from mizzen.gateway.telemetry.request_record import RequestRecord
+from mizzen.gateway.telemetry.request_record import AttemptRecord, RequestRecord
 from mizzen.gateway.text.model import TextModel
 from mizzen.wire.messages import Sampling
 
@@ -106,6 +106,11 @@ class RoutedRequest:
         if self.generated:  # the prompt's log probabilities arrived with the first token
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         return sampling
+
+    def new_attempt(self, engine: str) -> AttemptRecord:
+        """Return the record of an attempt, on the engine that the router chose, that begins now."""
+        record = self.record or RequestRecord(request_id="", method="", path="")
+        return record.new_attempt(engine, self.route_reason)
 
     async def tokenize(self, text: TextModel, context: int = 0) -> None:
         """Tokenize the prompt for engines of a text model; `context` is their context length (0: unknown).

@@ -198,6 +198,7 @@ class Dispatcher:
         seconds = self._engine_seconds(routed)
         tokens = routed.engine_prompt
         matched_blocks = engine.prefixes.match_prefix(routed.block_hashes)
+        record = routed.new_attempt(engine.name)
         try:
             stream = engine.link.generate(
                 tokens.astype("<i4", copy=False).tobytes(),
@@ -207,6 +208,7 @@ class Dispatcher:
                 queue_seconds=seconds,
                 generated=len(routed.generated),
                 tenant=routed.queue_entry.tenant.tag,
+                traceparent=record.traceparent,
             )
         except (EngineOverloaded, StreamLost) as error:
             self._handle_send_failure(routed, engine, error)
@@ -214,8 +216,9 @@ class Dispatcher:
         engine.prefixes.add_guesses(routed.block_hashes)
         cost = len(tokens) - matched_blocks * BLOCK_TOKENS + self._expected_output_tokens(routed)
         attempt = Attempt(routed, engine, stream, cost, self._resumer.resume)
+        attempt.record = record
         if routed.record is not None:
-            attempt.record = routed.record.start_attempt(engine.name, routed.route_reason)
+            routed.record.add_attempt(record)
         try:
             await attempt.wait_first_tokens(seconds + REFUSAL_MARGIN_SECONDS)
         except EngineRefused as refusal:
@@ -237,8 +240,8 @@ class Dispatcher:
             self._table.cache_warmer.count_prompt(
                 engine.tokenizer_hash, routed.block_hashes, routed.prompt, routed.salt
             )
-        if routed.record is not None and attempt.record is not None:
-            routed.record.first_token_received(attempt.record)
+        if routed.record is not None:
+            routed.record.first_token_received(record)
         return attempt
 
     async def _embed(
@@ -246,11 +249,9 @@ class Dispatcher:
     ) -> EmbeddingResult | None:
         """Return the embedding of a prompt; None if this engine did not return it."""
         seconds, cost = self._engine_seconds(routed), float(len(routed.prompt))
-        record = (
-            routed.record.start_attempt(engine.name, routed.route_reason)
-            if routed.record is not None
-            else None
-        )
+        record = routed.new_attempt(engine.name)
+        if routed.record is not None:
+            routed.record.add_attempt(record)
         engine.add_request(cost)
         period = engine.breaker.begin_request()
         settled = False
@@ -263,6 +264,7 @@ class Dispatcher:
                     salt=routed.salt,
                     priority=routed.priority,
                     queue_seconds=seconds,
+                    traceparent=record.traceparent,
                 )
             settled = True
             engine.record_success(period)
@@ -281,8 +283,7 @@ class Dispatcher:
         finally:
             if not settled:
                 engine.breaker.cancel_request(period)
-            if record is not None:
-                record.end()
+            record.end()
             engine.remove_request(cost)
         return None
 

@@ -168,6 +168,9 @@ class Metrics:
             "1 while API key files hold no key or cannot be read; meanwhile the previous keys stay in force",
         )
         self.watch_errors = self._counter("watch_errors", "Failed list and watch requests for pods")
+        self.dropped_spans = self._counter(
+            "dropped_spans", "Spans of traces that were dropped: queue full, or not accepted by the collector"
+        )
         self.certificate = self._gauge(
             "tls_certificate_expiry_timestamp_seconds",
             "Unix time at which the TLS certificate of the API expires",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from array import array
 from dataclasses import dataclass, field
@@ -32,6 +33,10 @@ class AttemptRecord:
     """Time to the first token as the engine measured it, in seconds; 0 if the engine did not report it."""
     error: str = ""
     """Reason why the engine did not finish the request, in one word; empty if it did."""
+    span_id: int = 0
+    """Id of the attempt's span; 0 if the request is not traced."""
+    traceparent: str = ""
+    """W3C trace context of the attempt's span, for the engine; empty if the request is not traced."""
 
     def end(self, error: str = "", engine_seconds: float = 0.0) -> None:
         """Record that the engine no longer has the request; only the first call counts."""
@@ -95,13 +100,19 @@ class RequestRecord:
         if len(self.phases) < MAX_ATTEMPTS:
             self.phases.append(RequestPhase(name, began, time.monotonic()))
 
-    def start_attempt(self, engine: str, reason: str) -> AttemptRecord:
-        """Record that the request is sent to an engine, and return the record of that attempt."""
+    def new_attempt(self, engine: str, reason: str) -> AttemptRecord:
+        """Return the record of an attempt that begins now; `add_attempt` adds it to this record."""
         attempt = AttemptRecord(engine, reason, time.monotonic())
+        if self.traceparent and len(self.attempts) < MAX_ATTEMPTS:
+            attempt.span_id = random.randrange(1, 2**64)
+            attempt.traceparent = f"{self.traceparent[:36]}{attempt.span_id:016x}{self.traceparent[52:]}"
+        return attempt
+
+    def add_attempt(self, attempt: AttemptRecord) -> None:
+        """Record an attempt whose request was sent to the engine."""
         self.attempt_count += 1
         if len(self.attempts) < MAX_ATTEMPTS:
             self.attempts.append(attempt)
-        return attempt
 
     def first_token_received(self, attempt: AttemptRecord) -> None:
         """Record that the first token of an attempt has arrived."""

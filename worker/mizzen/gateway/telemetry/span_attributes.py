@@ -58,9 +58,9 @@ def unix_nanoseconds(record: RequestRecord, moment: float) -> int:
     return int((record.clock + (moment - record.began)) * NANO)
 
 
-def attempt_parts(record: RequestRecord, attempt: AttemptRecord) -> list[tuple[str, float, float]]:
-    """Return name, start and end of an attempt's parts: prefill and, once it has a first token, decode."""
-    ended = record.ended if attempt.ended is None else attempt.ended
-    if attempt.first_token is None:
-        return [("prefill", attempt.sent, ended)]
-    return [("prefill", attempt.sent, attempt.first_token), ("decode", attempt.first_token, ended)]
+def attempt_attributes(attempt: AttemptRecord) -> dict[str, Any]:
+    """Return the attributes of an attempt's span."""
+    attributes: dict[str, Any] = {"engine.name": attempt.engine, "route.reason": attempt.reason}
+    if attempt.engine_seconds > 0:
+        attributes["engine.first_token_seconds"] = attempt.engine_seconds
+    return attributes

@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from mizzen import __version__
+from mizzen.common.otlp import HeadersFile
+from mizzen.common.span_export import SpanExport
 from mizzen.gateway.telemetry.fast_metrics import OTHER_LABEL
 from mizzen.gateway.telemetry.request_record import AttemptRecord, RequestRecord
-from mizzen.gateway.telemetry.span_attributes import attempt_parts, root_attributes, unix_nanoseconds
+from mizzen.gateway.telemetry.span_attributes import attempt_attributes, root_attributes, unix_nanoseconds
 
-FLUSH_SECONDS = 3.0
-"""Maximum time for exporting the last spans when the process ends."""
 MAX_HEADER_BYTES = 512
 """Maximum length of the headers `traceparent` and `tracestate`; longer headers are ignored."""
 
 
 class OpenTelemetry:
-    """Creates spans, and exports them in batches in a thread; drops spans that it cannot export in time.
+    """Creates the spans of requests; `SpanExport` exports them.
 
     A request is traced if its header `traceparent` says so; without the header, OTEL_TRACES_SAMPLER decides.
     """
 
-    def __init__(self, url: str, service: str) -> None:
-        resource = Resource.create({"service.name": "mizzen-gateway", "service.version": __version__})
-        resource = Resource({"mizzen.service": service}).merge(resource) if service else resource
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(url, timeout=10)))
-        self._tracer = self._provider.get_tracer("mizzen.gateway", __version__)
+    def __init__(self, url: str, headers: HeadersFile, service: str, on_drop: Callable[[int], None]) -> None:
+        self._ids = _ChosenIds()
+        self._export = SpanExport(
+            url,
+            headers,
+            program="mizzen-gateway",
+            version=__version__,
+            resource={"mizzen.service": service},
+            on_drop=on_drop,
+            ids=self._ids,
+        )
+        self._tracer = self._export.tracer
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, record: RequestRecord, headers: Mapping[bytes, bytes]) -> Span:
@@ -70,26 +72,21 @@ class OpenTelemetry:
         root_span.end(unix_nanoseconds(record, record.ended))
 
     def close(self) -> None:
-        """Export the remaining spans, for at most `FLUSH_SECONDS`."""
-        # The SDK's shutdown ignores its timeout: it exports for as long as the collector takes.
-        last = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
-        last.start()
-        last.join(FLUSH_SECONDS)
+        """Export the remaining spans, for a few seconds at most."""
+        self._export.close()
 
     def _attempt(self, record: RequestRecord, attempt: AttemptRecord, context: Context) -> None:
         ended = record.ended if attempt.ended is None else attempt.ended
+        self._ids.next_span_id = attempt.span_id
         span = self._tracer.start_span(
             "engine",
             context,
             SpanKind.CLIENT,
-            {"engine.name": attempt.engine, "route.reason": attempt.reason},
+            attempt_attributes(attempt),
             start_time=unix_nanoseconds(record, attempt.sent),
         )
-        inside = set_span_in_context(span, Context())
-        for name, began, end in attempt_parts(record, attempt):
-            self._span(record, name, inside, began, end)
-        if attempt.engine_seconds > 0:
-            span.set_attribute("engine.first_token_seconds", attempt.engine_seconds)
+        if attempt.first_token is not None:
+            span.add_event("first token", timestamp=unix_nanoseconds(record, attempt.first_token))
         if attempt.error:
             span.set_status(Status(StatusCode.ERROR, attempt.error))
         span.end(unix_nanoseconds(record, ended))
@@ -97,3 +94,19 @@ class OpenTelemetry:
     def _span(self, record: RequestRecord, name: str, context: Context, began: float, ended: float) -> None:
         span = self._tracer.start_span(name, context, start_time=unix_nanoseconds(record, began))
         span.end(unix_nanoseconds(record, ended))
+
+
+class _ChosenIds(RandomIdGenerator):
+    """Random ids, except that the id of the next span can be chosen. For use from one thread.
+
+    The engine gets the id of the span `engine` before the span is created.
+    """
+
+    def __init__(self) -> None:
+        self.next_span_id = 0
+        """Id of the next span; 0 for a random one."""
+
+    def generate_span_id(self) -> int:
+        """Return `next_span_id`, once, or a random id."""
+        chosen, self.next_span_id = self.next_span_id, 0
+        return chosen or super().generate_span_id()

@@ -8,19 +8,19 @@ OpenTelemetry is only imported if tracing is on.
       tokenize                     template and tokenizer
       route                        choosing the engine
       engine                       one per attempt, until its last token, with engine and routing reason
-        prefill                    until the first token: the engine's queue and the prefill
-        decode                     from the first token to the last
+        engine.request             the engine's own spans (see `mizzen.server.tracing`)
+
+The engine gets the trace context of the span `engine` with the request, if the trace is sampled.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from mizzen.common.otlp import HeadersFile, TracingUnavailable, traces_endpoint
+from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.telemetry.request_record import RequestRecord
-
-VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
 class Tracing(Protocol):
@@ -39,38 +39,20 @@ class Tracing(Protocol):
         ...
 
 
-class TracingUnavailable(ValueError):
-    """Tracing is configured, but OpenTelemetry is not installed."""
+def start_tracing(config: GatewayConfig, on_drop: Callable[[int], None]) -> Tracing | None:
+    """Return the tracing of a gateway's requests, or None if no endpoint is set.
 
-
-def traces_endpoint(endpoint: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the URL to which spans are posted, or "" if tracing is off.
-
-    `endpoint` is the base URL of the collector. If it is empty, the variables OTEL_SDK_DISABLED,
-    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT and OTEL_EXPORTER_OTLP_ENDPOINT of `environment` decide.
-    """
-    if endpoint:
-        return endpoint.rstrip("/") + "/v1/traces"
-    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return ""
-    traces_url, base = (environment.get(name, "") for name in VARIABLES)
-    return traces_url or (base.rstrip("/") + "/v1/traces" if base else "")
-
-
-def start_tracing(endpoint: str, service: str) -> Tracing | None:
-    """Return the tracing of a service's requests, or None if no endpoint is set.
+    `on_drop` is called with numbers of spans that could not be exported, from any thread.
 
     Raises:
         TracingUnavailable: an endpoint is set, but OpenTelemetry is not installed.
     """
-    url = traces_endpoint(endpoint)
+    url = traces_endpoint(config.otlp_endpoint)
     if not url:
         return None
     try:
         from mizzen.gateway.telemetry.spans import OpenTelemetry
     except ImportError as error:
-        raise TracingUnavailable(
-            f"tracing to {url} needs OpenTelemetry ({error.name} is missing): pip install 'mizzen[tracing]', "
-            "or unset OTEL_EXPORTER_OTLP_ENDPOINT"
-        ) from error
-    return OpenTelemetry(url, service)
+        raise TracingUnavailable(url, error.name) from error
+    headers = HeadersFile(config.otlp_headers_file)
+    return OpenTelemetry(url, headers, config.service or config.served_name, on_drop)

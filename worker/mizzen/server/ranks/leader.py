@@ -1,7 +1,7 @@
 """Process of rank 0: loads its shard of the model, plans steps for all ranks, and serves gateways.
 
     python -m mizzen.server.ranks.leader --rank 0 --status-fd N --control-fd N --parent PID \\
-        --config JSON [--links JSON]
+        --config JSON [--links JSON] [--traces-fd N]
 
 The supervisor starts it. The processes of the other ranks run `mizzen.server.ranks.follower`.
 """
@@ -32,6 +32,7 @@ from mizzen.server.ranks.plan_channel import open_plan_channel
 from mizzen.server.ranks.rank_status import RankStatus
 from mizzen.server.serving_loop import ServingLoop, SupervisorGone
 from mizzen.server.status_block import StatusWriter
+from mizzen.server.tracing.live_traces import LiveTraces
 from mizzen.wire.curve_keys import KeyFolder
 from mizzen.wire.endpoint import require_safe
 from mizzen.wire.limits import WireLimits
@@ -114,6 +115,7 @@ def serve_engine(
     control: int,
     load: EngineLoader[ConfigT],
     limits: WireLimits | None = None,
+    traces: LiveTraces | None = None,
 ) -> None:
     """Load an engine and serve gateways until the supervisor stops the engine.
 
@@ -123,6 +125,7 @@ def serve_engine(
         control: Read end of the supervisor's control pipe.
         load: Function that loads the engine.
         limits: Limits of the wire; the defaults if None.
+        traces: Receiver of traced requests, which this function closes; None if tracing is off.
 
     Raises:
         Exception: loading or a step failed; requests have been ended with an error, and the status block
@@ -136,11 +139,19 @@ def serve_engine(
         engine = load(config, status)
         greeting = build_welcome(config, engine, files)
         waiting = config.max_waiting_requests
-        wire = WireServer(config.wire_bind, keys, greeting, files, max_waiting=waiting, limits=limits)
+        wire = WireServer(
+            config.wire_bind,
+            keys,
+            greeting,
+            files,
+            max_waiting=waiting,
+            limits=limits,
+            traces=traces is not None,
+        )
         status.set_memory(engine.info)
         status.enter_serving(wire.endpoint)
         log.info("serving", extra={"fields": {"wire": wire.endpoint, "model": greeting.model}})
-        ServingLoop(engine, wire, status, control, config.drain_timeout_seconds).run()
+        ServingLoop(engine, wire, status, control, config.drain_timeout_seconds, traces).run()
         status.enter_phase(Phase.ENDED)
     except BaseException as error:
         status.fail(f"{type(error).__name__}: {error}")  # first, because closing may hang
@@ -150,6 +161,8 @@ def serve_engine(
     finally:
         if wire:
             wire.close()
+        if traces:
+            traces.close()
         if engine:
             engine.close()
 
@@ -165,6 +178,7 @@ def main(config_type: type[ConfigT], importer: Callable[[RankLinks | None], Engi
     parser = argparse.ArgumentParser(description="a rank; started by the supervisor")
     for name in ("rank", "status-fd", "control-fd", "parent"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--traces-fd", type=int)
     parser.add_argument("--config", type=json.loads, required=True)
     parser.add_argument("--links", type=RankLinks.from_json)
     args = parser.parse_args()
@@ -174,10 +188,10 @@ def main(config_type: type[ConfigT], importer: Callable[[RankLinks | None], Engi
     set_up_logging(process=f"rank{args.rank}")
     status = RankStatus(StatusWriter(args.status_fd, args.rank))
     status.enter_phase(Phase.IMPORT)
+    traces = None if args.traces_fd is None else LiveTraces(args.traces_fd, status.count_dropped_spans)
     try:
-        serve_engine(
-            config_type(**args.config), status, args.control_fd, _freeze_after_load(importer(args.links))
-        )
+        load = _freeze_after_load(importer(args.links))
+        serve_engine(config_type(**args.config), status, args.control_fd, load, traces=traces)
     except SupervisorGone:
         return 1
     except Exception as error:

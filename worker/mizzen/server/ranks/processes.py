@@ -59,7 +59,13 @@ class RankProcess:
 
 
 def spawn_rank(
-    module: str, rank: int, config: EngineConfig, block: int, links: RankLinks | None = None
+    module: str,
+    rank: int,
+    config: EngineConfig,
+    block: int,
+    links: RankLinks | None = None,
+    *,
+    traces: int | None = None,
 ) -> RankProcess:
     """Start the process of a rank, which inherits the status block, a control pipe and the links.
 
@@ -69,6 +75,7 @@ def spawn_rank(
         config: Configuration of the engine.
         block: File descriptor of the status blocks.
         links: Links to the other ranks; None if there are no other ranks.
+        traces: File descriptor to which rank 0 writes the records of traced requests; None if tracing is off.
     """
     read, write = os.pipe()
     command = [sys.executable, "-P", "-m", module, "--rank", str(rank), "--status-fd", str(block)]
@@ -78,6 +85,9 @@ def spawn_rank(
     if links is not None:
         command += ["--links", links.to_json()]
         inherited |= set(links.descriptors)
+    if traces is not None:
+        command += ["--traces-fd", str(traces)]
+        inherited.add(traces)
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=sorted(inherited))
     finally:

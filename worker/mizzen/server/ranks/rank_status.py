@@ -89,6 +89,10 @@ class RankStatus(PhaseStatus):
             values[_PROMPT_TOKENS] += end.prompt_tokens
             values[_CACHED_TOKENS] += end.cached_tokens
 
+    def count_dropped_spans(self, spans: int) -> None:
+        """Count spans that are lost because the supervisor did not read their records in time."""
+        self._values[INDEX["dropped_spans"]] += spans
+
     def publish(self, load: Load, out: Outbox, integrity: int, grammars: GrammarCounts, now: float) -> None:
         """Publish all counters and gauges.
 

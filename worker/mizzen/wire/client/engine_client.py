@@ -200,12 +200,14 @@ class EngineLink:
         queue_seconds: float = 0.0,
         generated: int = 0,
         tenant: int = 0,
+        traceparent: str = "",
     ) -> EngineStream:
         """Send a request (`prompt`: int32 token ids) without waiting, and return its output stream.
 
         The last `generated` tokens of the prompt are output that another engine generated before it was lost:
         limits, penalties and grammar treat them as output, so `Sampling.max_tokens` must stay the limit of
-        the original request.
+        the original request. `traceparent` is the W3C trace context of the request's span; empty if the
+        request is not traced.
 
         Raises:
             EngineOverloaded: the connection's send queue is full.
@@ -219,7 +221,9 @@ class EngineLink:
             logprobs=None if sampling.logprobs is None else len(sampling.logprob_token_ids),
             prompt_logprobs=sampling.prompt_logprobs is not None,
         )
-        self._send(Generate(rid, prompt, sampling, salt, priority, queue_seconds, generated, tenant))
+        self._send(
+            Generate(rid, prompt, sampling, salt, priority, queue_seconds, generated, tenant, traceparent)
+        )
         self._handles.add(stream)
         return stream
 
@@ -232,6 +236,7 @@ class EngineLink:
         salt: bytes = b"",
         priority: int = 0,
         queue_seconds: float = 0.0,
+        traceparent: str = "",
     ) -> tuple[NDArray[np.float32], int, int]:
         """Return the embedding (float32 [hidden size]) of a prompt (int32 token ids), and two token counts.
 
@@ -246,7 +251,7 @@ class EngineLink:
         """
         rid = self._handles.unused_handle()
         reply = EmbedReply(rid)
-        self._send(Embed(rid, prompt, pooling, normalize, salt, priority, queue_seconds))
+        self._send(Embed(rid, prompt, pooling, normalize, salt, priority, queue_seconds, traceparent))
         self._handles.add(reply)
         try:
             embedding = await reply.answer

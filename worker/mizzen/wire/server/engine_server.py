@@ -73,6 +73,7 @@ class WireServer:
         *,
         max_waiting: int,
         limits: WireLimits | None = None,
+        traces: bool = False,
     ) -> None:
         """Bind the endpoint, and accept both generations of keys during a key rotation.
 
@@ -84,6 +85,7 @@ class WireServer:
             files: contents of the files that gateways may fetch, by name.
             max_waiting: maximum number of requests that wait in the engine.
             limits: limits and intervals; the defaults if None.
+            traces: whether requests of sampled traces get a timeline.
 
         Raises:
             UnsafeEndpoint: `keys` is missing, but other machines can reach the endpoint.
@@ -94,7 +96,9 @@ class WireServer:
         self._limits = limits or WireLimits()
         self._welcome = welcome
         self._max_waiting = max_waiting
-        self._validator = MessageValidator(welcome.vocab_size, welcome.context_length, welcome.generates)
+        self._validator = MessageValidator(
+            welcome.vocab_size, welcome.context_length, welcome.generates, traces
+        )
         self._decode = engine_decoder()
         self._timeouts: list[tuple[float, int, int]] = []
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -10,6 +10,7 @@ import numpy as np
 
 from mizzen.core.request import Int32, Pooling, Request
 from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams, sent_values
+from mizzen.core.timeline import RequestTimeline, start_timeline
 from mizzen.core.validation import generated_fault
 from mizzen.wire.messages import Embed, Generate, Sampling
 
@@ -32,6 +33,8 @@ class MessageValidator:
     vocab_size: int
     context_length: int
     generates: bool = True
+    traces: bool = False
+    """Whether requests get a timeline if the gateway sent the context of a sampled trace."""
 
     def to_request(self, message: Generate | Embed, now: float) -> Request:
         """Return the scheduler request for a message that arrived at `now`; the request's `rid` is still the
@@ -57,6 +60,7 @@ class MessageValidator:
             generated=message.generated,
             tenant=message.tenant,
             arrival=now,
+            timeline=self._timeline(message.traceparent, now),
         )
         if fault := generated_fault(request):
             raise InvalidRequest(fault)
@@ -74,7 +78,11 @@ class MessageValidator:
             pooling=Pooling(message.pooling),
             normalize=message.normalize,
             arrival=now,
+            timeline=self._timeline(message.traceparent, now),
         )
+
+    def _timeline(self, traceparent: str, now: float) -> RequestTimeline | None:
+        return start_timeline(traceparent, now) if self.traces and traceparent else None
 
     def _common(self, message: Generate | Embed) -> None:
         if not 0 <= message.rid < 2**32:

@@ -1,0 +1,103 @@
+"""An HTTP server that receives spans by OTLP, like an OpenTelemetry collector."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections import defaultdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+
+class Collector:
+    """A collector on a loopback port; it keeps all spans that it receives."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+        self.resources: dict[bytes, dict[str, Any]] = {}
+        """Attributes of the resource of each span, by span id."""
+        self.resource: dict[str, Any] = {}
+        """Attributes of the resource that was received last."""
+        self.headers: list[dict[str, str]] = []
+        """Headers of each request, by lower-case name."""
+        self.status = 200
+        self.hangs = threading.Event()
+        """While this is set, requests get no answer."""
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                if self.headers.get("content-encoding") == "gzip":
+                    body = gzip.decompress(body)
+                while collector.hangs.is_set():
+                    collector.closing.wait(0.05)
+                    if collector.closing.is_set():
+                        return
+                collector.headers.append({name.lower(): value for name, value in self.headers.items()})
+                if self.path == "/v1/traces" and collector.status == 200:
+                    collector.take(ExportTraceServiceRequest.FromString(body))
+                self.send_response(collector.status)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.closing = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def take(self, message: ExportTraceServiceRequest) -> None:
+        for resource_spans in message.resource_spans:
+            self.resource = attributes(resource_spans.resource)
+            for scope in resource_spans.scope_spans:
+                self.resources |= {span.span_id: self.resource for span in scope.spans}
+                self.spans += scope.spans
+
+    @property
+    def root(self) -> Any:
+        return next((span for span in self.spans if span.name.startswith("POST")), None)
+
+    def named(self, name: str) -> list[Any]:
+        return [span for span in self.spans if span.name == name]
+
+    def children(self, parent: Any) -> dict[str, list[Any]]:
+        by_name = defaultdict(list)
+        for span in self.spans:
+            if span.parent_span_id == parent.span_id:
+                by_name[span.name].append(span)
+        return by_name
+
+    def check_nesting(self, tolerance_seconds: float = 0.0) -> None:
+        """Check that every span is in the trace of its parent, and within its parent's time."""
+        by_id = {span.span_id: span for span in self.spans}
+        slack = int(tolerance_seconds * 1e9)
+        for span in self.spans:
+            assert span.start_time_unix_nano <= span.end_time_unix_nano, span.name
+            parent = by_id.get(span.parent_span_id)
+            if parent is None:
+                continue
+            assert parent.trace_id == span.trace_id
+            assert parent.start_time_unix_nano - slack <= span.start_time_unix_nano, (parent.name, span.name)
+            assert span.end_time_unix_nano <= parent.end_time_unix_nano + slack, (parent.name, span.name)
+
+    def close(self) -> None:
+        self.closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def attributes(owner: Any) -> dict[str, Any]:
+    """Return the attributes of a span, event or resource."""
+    values = {}
+    for pair in owner.attributes:
+        kind = pair.value.WhichOneof("value")
+        value = getattr(pair.value, kind)
+        values[pair.key] = [item.string_value for item in value.values] if kind == "array_value" else value
+    return values
