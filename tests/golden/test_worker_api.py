@@ -244,6 +244,7 @@ def test_names_of_headers_and_events_are_unchanged() -> None:
             "members of spans": [
                 name for name in literals(SPAN_MEMBER, WORKER / "gateway/telemetry") if name != RECORD_KEY
             ],
+            "members of spans of engines": literals(SPAN_MEMBER, WORKER / "server/tracing"),
         },
     )
 

@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
+from mizzen.common.request_timeline import MAX_CHUNKS, MAX_PREEMPTIONS, RequestTimeline, start_timeline
 from mizzen.core.request import FinishReason
-from mizzen.core.timeline import MAX_CHUNKS, MAX_PREEMPTIONS, RequestTimeline, start_timeline
 from mizzen.server.tracing.live_traces import LiveTraces
 from mizzen.server.tracing.request_trace import RequestTrace, encode_trace, read_trace
 from mizzen.wire.messages import Abort
@@ -48,12 +48,12 @@ def test_request_becomes_a_tree_of_spans(start_engine: Callable[..., Any], colle
     first, second = sorted(collector.named("engine.request"), key=lambda span: span.start_time_unix_nano)
     assert first.trace_id.hex() == TRACE
     assert int(first.parent_span_id.hex(), 16) == 7
-    facts = attributes(first)
-    assert facts["gen_ai.request.model"] == "tiny-model"
-    assert facts["gen_ai.usage.input_tokens"] == 200
-    assert facts["gen_ai.usage.output_tokens"] == 8
-    assert facts["gen_ai.response.finish_reasons"] == ["length"]
-    assert facts["gen_ai.server.time_to_first_token"] > 0.03  # four chunks, 10 ms each
+    values = attributes(first)
+    assert values["gen_ai.request.model"] == "tiny-model"
+    assert values["gen_ai.usage.input_tokens"] == 200
+    assert values["gen_ai.usage.output_tokens"] == 8
+    assert values["gen_ai.response.finish_reasons"] == ["length"]
+    assert values["gen_ai.server.time_to_first_token"] > 0.03  # four chunks, 10 ms each
     resource = collector.resources[first.span_id]
     assert resource["service.name"] == "mizzen-engine"
     assert resource["service.instance.id"] == "chat-0-3"
@@ -106,11 +106,11 @@ def test_preemptions_are_spans_within_the_phase_they_interrupt(
     phases = {span.span_id: span.name for span in collector.spans}
     for span in preemptions:
         assert phases[span.parent_span_id] in ("decode", "prefill")
-        facts = attributes(span)
-        assert facts["mizzen.preemption.reason"] == "memory"
-        assert facts["mizzen.preemption.wait_seconds"] > 0
-        assert facts["mizzen.prefill.chunks"] == 1
-        assert facts["mizzen.preemption.recomputed_tokens"] + facts["mizzen.usage.cached_tokens"] >= 20
+        values = attributes(span)
+        assert values["mizzen.preemption.reason"] == "memory"
+        assert values["mizzen.preemption.wait_seconds"] > 0
+        assert values["mizzen.prefill.chunks"] == 1
+        assert values["mizzen.preemption.recomputed_tokens"] + values["mizzen.usage.cached_tokens"] >= 20
         assert [event.name for event in span.events] == ["resumed"]
 
 

@@ -11,12 +11,12 @@ from collections import deque
 
 from msgspec import Struct, field
 
+from mizzen.common.request_timeline import RequestTimeline
 from mizzen.core.decode_batch import DecodeFrame
 from mizzen.core.kv.radix_node import RadixNode
 from mizzen.core.request import Int32, Int64
 from mizzen.core.sequence import SequencePhase, SequenceState
 from mizzen.core.step_plan import PrefillChunk, StepTokens
-from mizzen.core.timeline import RequestTimeline
 
 
 class DeferredFree(Struct, frozen=True):

@@ -8,8 +8,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from mizzen.common.request_timeline import RequestTimeline
 from mizzen.core.sampling_params import SamplingParams
-from mizzen.core.timeline import RequestTimeline
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]

@@ -29,8 +29,8 @@ from opentelemetry.util.types import AttributeValue
 
 from mizzen import __version__
 from mizzen.common.otlp import HeadersFile
+from mizzen.common.request_timeline import PreemptionTimes
 from mizzen.common.span_export import SpanExport
-from mizzen.core.timeline import PreemptionTimes
 from mizzen.server.tracing.request_trace import RequestTrace
 
 NANO = 1_000_000_000
@@ -116,8 +116,8 @@ class EngineSpans:
         }
         prefill = builder.start("prefill", inside, times.scheduled, attributes)
         for chunk in times.chunks:
-            facts = {"mizzen.chunk.start": chunk.start, "mizzen.chunk.tokens": chunk.tokens}
-            builder.add_event(prefill, "chunk launched", chunk.time, facts)
+            details = {"mizzen.chunk.start": chunk.start, "mizzen.chunk.tokens": chunk.tokens}
+            builder.add_event(prefill, "chunk launched", chunk.time, details)
         ended = times.first_token or trace.ended
         _create_preemptions(builder, trace, prefill, ended, decoding=False)
         builder.end(prefill, ended)

@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from mizzen.core.timeline import PreemptionTimes, RequestTimeline
+from mizzen.common.request_timeline import PreemptionTimes, RequestTimeline
 
 MAX_RECORD_BYTES = 4000
 """Maximum size of an encoded record; with its header, an atomic write to a pipe (4,096 bytes) has room."""

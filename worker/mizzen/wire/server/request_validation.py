@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mizzen.common.request_timeline import RequestTimeline, start_timeline
 from mizzen.core.request import Int32, Pooling, Request
 from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams, sent_values
-from mizzen.core.timeline import RequestTimeline, start_timeline
 from mizzen.core.validation import generated_fault
 from mizzen.wire.messages import Embed, Generate, Sampling
 

@@ -19,7 +19,7 @@ _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a
 
 
 class ChunkLaunch(Struct, frozen=True, array_like=True):
-    """Launch of a prefill chunk with `tokens` tokens, of which the first has the position `start`."""
+    """Launch of a prefill chunk with `tokens` tokens; the first one has the position `start`."""
 
     time: float
     start: int
