@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,14 @@ class OperatorConfig:
     )
     namespace: str = _option("", "Namespace whose InferenceServices are served; all namespaces if empty")
 
+    otlp_endpoint: str = _option(
+        "", "Base URL of an OpenTelemetry collector for services whose spec does not name one"
+    )
+    otlp_headers_secret: str = _option(
+        "", "Secret in each service's namespace with headers of requests to that collector"
+    )
+    otlp_headers_key: str = _option("headers", "Key of the headers in that Secret")
+
     lease_name: str = _option("mizzen-operator", "Name of the Lease held by the leading replica")
     lease_namespace: str = _option("default", "Namespace of the Lease")
     lease_owner: str = _option("", "Deployment in that namespace that owns the Lease; no owner if empty")
@@ -97,6 +106,11 @@ class OperatorConfig:
                 raise ValueError(f"{flag} must be one of {', '.join(choices)}, not {value!r}")
             if low is not None and value < low:
                 raise ValueError(f"{flag} must be at least {low}, not {value}")
+        if self.otlp_endpoint and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", self.otlp_endpoint):
+            raise ValueError(
+                "--otlp-endpoint must be a URL such as http://otel-collector.observability:4318, "
+                f"not {self.otlp_endpoint!r}"
+            )
         if self.gateway_role_kind == "Role" and not self.namespace:
             raise ValueError(
                 "--gateway-role-kind Role needs --namespace, because a Role is limited to one namespace"

@@ -22,6 +22,7 @@ from mizzen.server.config import EngineConfig
 from mizzen_operator.api.gateway_sharing import resolve_sharing
 from mizzen_operator.api.parse import parse_service
 from mizzen_operator.api.types import InferenceService
+from mizzen_operator.config import OperatorConfig
 from mizzen_operator.resources import engine_args, gateway_spec, group_member
 from mizzen_operator.resources import gateway_deployment as gateway_render
 from mizzen_operator.resources import shared_gateway as shared_render
@@ -143,7 +144,13 @@ def service(*, shared: bool = False, **engine: Any) -> InferenceService:
             "progressDeadlineSeconds": 600,
         },
         "availability": {"podDisruptionBudget": "Auto", "spreadTopologyKey": ""},
-        "observability": {"tracing": {"otlpEndpoint": "http://collector:4318", "samplingPercent": 5}},
+        "observability": {
+            "tracing": {
+                "otlpEndpoint": "http://collector:4318",
+                "samplingPercent": 5,
+                "headersSecretRef": {"name": "otlp", "key": "headers"},
+            }
+        },
         "revisionHistoryLimit": 5,
         "networkPolicy": "Disabled",
         "suspend": True,
@@ -220,14 +227,17 @@ COMMON: dict[str, Any] = {
     "access_log": "prompts",
     "playground": True,
     "otlp_endpoint": "http://collector:4318",
+    "otlp_headers_file": "/var/run/mizzen/otlp/headers",
     "max_body_bytes": 4096,
 }
 
 
+def gateway_arguments(spec: Any) -> list[str]:
+    return gateway_render.gateway_arguments(spec, OperatorConfig())
+
+
 def test_the_operators_gateway_arguments_are_options_of_the_gateway() -> None:
-    config = GatewayConfig(
-        **command_line(gateway_render.gateway_arguments(gateway_spec.dedicated_gateway_spec(service())))
-    )
+    config = GatewayConfig(**command_line(gateway_arguments(gateway_spec.dedicated_gateway_spec(service()))))
     assert config == GatewayConfig(
         served_name="name", alias=("a", "b"), service="s", suspended=True, **COMMON
     )
@@ -236,9 +246,7 @@ def test_the_operators_gateway_arguments_are_options_of_the_gateway() -> None:
 def test_the_arguments_of_a_shared_gateway_are_options_of_the_gateway() -> None:
     sharing = resolve_sharing([service(shared=True)])
     assert sharing is not None
-    config = GatewayConfig(
-        **command_line(gateway_render.gateway_arguments(shared_render.shared_gateway_spec(sharing)))
-    )
+    config = GatewayConfig(**command_line(gateway_arguments(shared_render.shared_gateway_spec(sharing))))
     assert config == GatewayConfig(services_config_map="mizzen-shared", **COMMON)
 
 
@@ -310,9 +318,7 @@ def test_the_crd_reserves_exactly_the_gateway_options_that_the_operator_sets() -
     sharing = resolve_sharing([service(shared=True)])
     assert sharing is not None
     fronts = gateway_spec.dedicated_gateway_spec(service()), shared_render.shared_gateway_spec(sharing)
-    rendered = {
-        a[2:] for front in fronts for a in gateway_render.gateway_arguments(front) if a.startswith("--")
-    }
+    rendered = {a[2:] for front in fronts for a in gateway_arguments(front) if a.startswith("--")}
     never = {"engine", "services-file", "wake-timeout-seconds"}
     assert reserved == (rendered - {"max-body-bytes=4096"}) | never
 

@@ -49,7 +49,13 @@ RIGHT: list[dict[str, Any]] = [
             "playground": "Enabled",
             "extraArgs": ["--max-body-bytes", "4096", "--breaker-failures=9"],
         },
-        "observability": {"tracing": {"otlpEndpoint": "http://otel:4318/x", "samplingPercent": 0}},
+        "observability": {
+            "tracing": {
+                "otlpEndpoint": "http://otel:4318/x",
+                "samplingPercent": 0,
+                "headersSecretRef": {"name": "otlp", "key": "headers"},
+            }
+        },
     },
     {"model": HUB},
     {"model": {**HUB, "source": "hf://gpt2@refs/pr/1", "endpoint": "https://hub.example.com:8443/hf"}},

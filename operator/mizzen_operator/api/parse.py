@@ -97,10 +97,7 @@ def _parse(body: Mapping[str, Any]) -> InferenceService:
             disruption_budgets=spec["availability"]["podDisruptionBudget"] == "Auto",
             spread_key=spec["availability"]["spreadTopologyKey"],
         ),
-        tracing=Tracing(
-            endpoint=spec["observability"]["tracing"]["otlpEndpoint"],
-            sampling_percent=spec["observability"]["tracing"]["samplingPercent"],
-        ),
+        tracing=_tracing(spec["observability"]["tracing"]),
         history_limit=spec["revisionHistoryLimit"],
         access=_access(model),
         autoscaling=_autoscaling(spec.get("autoscaling")),
@@ -112,6 +109,15 @@ def _parse(body: Mapping[str, Any]) -> InferenceService:
         topology_key=spec["parallelism"].get("topologyKey", ""),
         common=CommonMetadata(common.get("labels", {}), common.get("annotations", {})),
         spec=spec,
+    )
+
+
+def _tracing(given: Mapping[str, Any]) -> Tracing:
+    secret = given.get("headersSecretRef")
+    return Tracing(
+        endpoint=given["otlpEndpoint"],
+        sampling_percent=given["samplingPercent"],
+        headers_secret=(secret["name"], secret["key"]) if secret else None,
     )
 
 

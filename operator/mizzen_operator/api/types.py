@@ -223,10 +223,16 @@ class Availability:
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """`spec.observability.tracing`; tracing is off while `endpoint` is empty."""
+    """`spec.observability.tracing`; while `endpoint` is empty, the operator's options apply.
+
+    Attributes:
+        headers_secret: name and key of the Secret with headers of requests to the collector; None if the
+            collector requires none.
+    """
 
     endpoint: str = ""
     sampling_percent: int = 5
+    headers_secret: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

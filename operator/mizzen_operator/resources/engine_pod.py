@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mizzen_operator.api import child_names, labels
-from mizzen_operator.api.types import InferenceService
+from mizzen_operator.api.types import InferenceService, Tracing
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.resources.engine_args import engine_arguments
 from mizzen_operator.resources.fetch_job import model_mounts, node_fetch, pod_volumes
@@ -24,6 +24,12 @@ from mizzen_operator.resources.metadata import (
 )
 from mizzen_operator.resources.node_avoidance import avoid_nodes, avoided_nodes_annotation
 from mizzen_operator.resources.revision_hash import engine_image
+from mizzen_operator.resources.tracing import (
+    effective_tracing,
+    engine_variables,
+    headers_mounts,
+    headers_volumes,
+)
 
 CLAIM = "accelerator"
 DEREGISTER_SECONDS = 1
@@ -141,7 +147,7 @@ def _pod_spec(service: InferenceService, config: OperatorConfig, member: GroupMe
         ),
         **node_fetch(service, config),
         "containers": [_container(service, config, member)],
-        "volumes": _volumes(service),
+        "volumes": _volumes(service, config, member),
     }
 
 
@@ -198,12 +204,13 @@ def _claims(service: InferenceService) -> dict[str, Any]:
 
 def _container(service: InferenceService, config: OperatorConfig, member: GroupMember) -> dict[str, Any]:
     startup = service.lifecycle.startup_timeout + STARTUP_MARGIN_SECONDS
+    traced = engine_variables(_tracing(service, config, member), service.name, member.group)
     mounts = [
         {"name": "mizzen-keys", "mountPath": labels.KEYS_FOLDER, "readOnly": True},
         {"name": "mizzen-shm", "mountPath": "/dev/shm"},
         {"name": "mizzen-tmp", "mountPath": "/tmp"},
     ]
-    mounts += model_mounts(service)
+    mounts += [*model_mounts(service), *headers_mounts(_tracing(service, config, member))]
     return {
         "name": "engine",
         "image": engine_image(service, config),
@@ -214,6 +221,7 @@ def _container(service: InferenceService, config: OperatorConfig, member: GroupM
             field_env("POD_NAME", "metadata.name"),
             field_env("POD_NAMESPACE", "metadata.namespace"),
             *([] if _sets_variable(service, "HOME") else [{"name": "HOME", "value": "/tmp"}]),
+            *(variable for variable in traced if not _sets_variable(service, variable["name"])),
             *(dict(variable) for variable in service.engine.env),
         ],
         "ports": _ports(service, member),
@@ -226,6 +234,11 @@ def _container(service: InferenceService, config: OperatorConfig, member: GroupM
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [*mounts, *service.pod_template["volumeMounts"]],
     }
+
+
+def _tracing(service: InferenceService, config: OperatorConfig, member: GroupMember) -> Tracing:
+    """Return a pod's tracing; only leading pods trace requests."""
+    return Tracing() if member.rank else effective_tracing(service.tracing, config)
 
 
 def _ports(service: InferenceService, member: GroupMember) -> list[dict[str, Any]]:
@@ -254,12 +267,12 @@ def _resources(service: InferenceService) -> dict[str, Any]:
     return resources
 
 
-def _volumes(service: InferenceService) -> list[Any]:
+def _volumes(service: InferenceService, config: OperatorConfig, member: GroupMember) -> list[Any]:
     size = service.pod_template["sharedMemorySizeLimit"]
     volumes: list[Any] = [
         keys_volume(child_names.engine_keys_secret(service.name)),
         {"name": "mizzen-shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}},
         {"name": "mizzen-tmp", "emptyDir": {}},
     ]
-    volumes += pod_volumes(service)
+    volumes += [*pod_volumes(service), *headers_volumes(_tracing(service, config, member))]
     return [*volumes, *service.pod_template["volumes"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mizzen_operator.api import labels
-from mizzen_operator.api.types import Gateway, Tracing
+from mizzen_operator.api.types import Gateway
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.resources.gateway_spec import GatewaySpec
 from mizzen_operator.resources.metadata import (
@@ -21,6 +21,13 @@ from mizzen_operator.resources.metadata import (
     tolerations,
     with_applied_hash,
 )
+from mizzen_operator.resources.tracing import (
+    effective_tracing,
+    gateway_options,
+    gateway_variables,
+    headers_mounts,
+    headers_volumes,
+)
 
 GRACE_MARGIN_SECONDS = 30
 NO_KEYS_VOLUME = "mizzen-no-api-keys"
@@ -28,7 +35,7 @@ DEREGISTER_SECONDS = 3
 """Seconds for which a terminating gateway pod still accepts requests, while proxies stop using it."""
 
 
-def gateway_arguments(spec: GatewaySpec) -> list[str]:
+def gateway_arguments(spec: GatewaySpec, config: OperatorConfig) -> list[str]:
     """Return the arguments of `mizzen` for a gateway; options and values are separate items."""
     gateway = spec.gateway
     options = [
@@ -59,7 +66,7 @@ def gateway_arguments(spec: GatewaySpec) -> list[str]:
         ("--reasoning-parser", REASONING_PARSERS[gateway.reasoning_parser]),
         ("--access-log", ACCESS_LOG[gateway.access_log]),
         ("--processes", str(gateway.processes)),
-        *([("--otlp-endpoint", spec.tracing.endpoint)] if spec.tracing.endpoint else []),
+        *gateway_options(effective_tracing(spec.tracing, config)),
         ("--drain-timeout-seconds", str(spec.drain_timeout)),
     ]
     flags = [*spec.flags, *(["--playground"] if gateway.playground else [])]
@@ -205,6 +212,7 @@ def _pod_spec(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
             {"name": "mizzen-tmp", "emptyDir": {}},
             api_token_volume(),
             *(volume for volume, _ in _user_secret_volumes(spec)),
+            *headers_volumes(effective_tracing(spec.tracing, config)),
         ],
     }
 
@@ -222,31 +230,18 @@ def _user_secret_volumes(spec: GatewaySpec) -> list[tuple[dict[str, Any], str]]:
     return volumes
 
 
-def _sampling_variables(tracing: Tracing) -> list[dict[str, Any]]:
-    """Return OpenTelemetry's environment variables for sampling; empty if there is no tracing endpoint.
-
-    Traces that begin at the gateway are sampled; for other traces, the caller's decision applies.
-    """
-    if not tracing.endpoint:
-        return []
-    return [
-        {"name": "OTEL_TRACES_SAMPLER", "value": "parentbased_traceidratio"},
-        {"name": "OTEL_TRACES_SAMPLER_ARG", "value": f"{tracing.sampling_percent / 100:g}"},
-    ]
-
-
 def _container(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
     return {
         "name": "gateway",
         "image": config.gateway_image,
         "imagePullPolicy": config.image_pull_policy,
-        "args": gateway_arguments(spec),
+        "args": gateway_arguments(spec, config),
         "env": [
             field_env("POD_IP", "status.podIP"),
             field_env("POD_NAME", "metadata.name"),
             field_env("POD_NAMESPACE", "metadata.namespace"),
             {"name": "HOME", "value": "/tmp"},
-            *_sampling_variables(spec.tracing),
+            *gateway_variables(effective_tracing(spec.tracing, config)),
         ],
         "ports": [
             {"name": "http", "containerPort": labels.HTTP_PORT, "protocol": "TCP"},
@@ -270,5 +265,6 @@ def _container(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
                 {"name": volume["name"], "mountPath": path, "readOnly": True}
                 for volume, path in _user_secret_volumes(spec)
             ),
+            *headers_mounts(effective_tracing(spec.tracing, config)),
         ],
     }

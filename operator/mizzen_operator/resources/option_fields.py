@@ -58,6 +58,7 @@ GATEWAY_FIELDS = {
     "suspended": "spec.suspend",
     "wake-timeout-seconds": "spec.autoscaling.wakeTimeoutSeconds",
     "otlp-endpoint": "spec.observability.tracing.otlpEndpoint",
+    "otlp-headers-file": "spec.observability.tracing.headersSecretRef",
     "drain-timeout-seconds": "spec.lifecycle.drainTimeoutSeconds",
 }
 """Fields that set options of a gateway, by option."""

@@ -21,7 +21,8 @@ def revision(service: InferenceService, config: OperatorConfig) -> str:
     """Return the revision's name: a hash of eight hexadecimal digits, equal for equal specs.
 
     It covers the engine image and the spec fields that reach the engine, but not how this release builds
-    pods. Empty values are left out, so that a newer CRD can add fields without replacing groups.
+    pods. It leaves out tracing, so that a change of a telemetry setting replaces no groups. Empty values are
+    left out as well, so that a newer CRD can add fields without replacing groups.
     """
     model = replace(service.model, aliases=())
     fields = {

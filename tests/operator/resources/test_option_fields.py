@@ -55,7 +55,13 @@ FULL: dict[str, Any] = {
         "idleSecondsToZero": 600,
         "wakeTimeoutSeconds": 60,
     },
-    "observability": {"tracing": {"otlpEndpoint": "http://collector:4317", "samplingPercent": 5}},
+    "observability": {
+        "tracing": {
+            "otlpEndpoint": "http://collector:4317",
+            "samplingPercent": 5,
+            "headersSecretRef": {"name": "otlp", "key": "headers"},
+        }
+    },
     "suspend": True,
 }
 """A spec with which every option is set."""
@@ -73,7 +79,9 @@ def engine(spec: dict[str, Any]) -> list[str]:
 
 
 def gateway(spec: dict[str, Any]) -> list[str]:
-    return gateway_arguments(dedicated_gateway_spec(parse_service({"metadata": META, "spec": spec})))
+    return gateway_arguments(
+        dedicated_gateway_spec(parse_service({"metadata": META, "spec": spec})), OperatorConfig()
+    )
 
 
 def fetch(spec: dict[str, Any]) -> list[str]:
