@@ -24,8 +24,8 @@ def load(name: str) -> Any:
     return yaml.safe_load((ROOT / name).read_text())
 
 
-def pins() -> dict[str, str]:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+def pins(file: str = "constraints.txt") -> dict[str, str]:
+    lines = (ROOT / file).read_text().splitlines()
     return {
         name.lower(): version for name, equal, version in (line.partition("==") for line in lines) if equal
     }
@@ -75,11 +75,11 @@ def test_renovate_reads_every_list_of_pinned_versions() -> None:
     config = json.loads((ROOT / "renovate.json").read_text())
     patterns = [re.compile(text.strip("/")) for text in config["pip_requirements"]["managerFilePatterns"]]
     pinned = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("scripts/**/requirements.txt")]
-    for name in ("constraints.txt", *pinned):
+    for name in ("constraints.txt", "constraints-gpu.txt", *pinned):
         assert any(pattern.search(name) for pattern in patterns), name
     gpu = config["packageRules"][-1]
     for name in gpu["matchPackageNames"]:
-        assert any(fnmatch(pin, name) for pin in pins()), name
+        assert any(fnmatch(pin, name) for pin in pins() | pins("constraints-gpu.txt")), name
     extras = PROJECT["optional-dependencies"]["gpu"]
     assert {re.split(r"[<>=]", extra)[0] for extra in extras} <= set(gpu["matchPackageNames"])
 
