@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Everything runs from .venv, which `make install` creates. Other targets run `make install` first if .venv is out of date.
 PYTHON ?= python3
 VENV := .venv

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts of the build that pyproject.toml cannot declare: files outside the packages, and links of the README.
 
 pyproject.toml has all metadata. Build with `pip wheel .` or any other PEP 517 frontend.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time of an all-reduce over the GPUs of this machine, alone and fused with a norm, by size and method.
 
     python benchmarks/allreduce.py --ranks 2 [--json]

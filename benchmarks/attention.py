@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time of one layer's attention by backend, batch and context, with random KV on one GPU.
 
     python benchmarks/attention.py --shape qwen3-8b [--batch 1 8 32 256] [--context 1096] [--json]

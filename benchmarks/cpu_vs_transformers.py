@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Throughput on this CPU compared with Transformers' `generate`, on the same weights, threads and prompts.
 
     python benchmarks/cpu_vs_transformers.py [--json]

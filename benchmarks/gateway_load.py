@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Throughput of the gateway on one core, the latency that it adds, and its cost while idle.
 
     python benchmarks/gateway_load.py --json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs all benchmarks that use one GPU, one after another, and prints their figures in one table.
 
     python benchmarks/gpu_all.py [--json]

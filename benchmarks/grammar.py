@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cost of structured output: time of a decode step with and without grammars, and time to compile a grammar.
 
 Penalties and log probabilities are measured, too.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time between tokens of running streams while long prompts arrive, with random weights on one GPU.
 
     python benchmarks/mixed.py --shape qwen3-8b [--streams 32] [--prompt 8192] [--prompts 8] [--json]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Throughput of 256 requests submitted at once, with random weights on one GPU.
 
     python benchmarks/offline.py --shape qwen3-0.6b [--json]

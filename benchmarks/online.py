@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Latency and throughput of any OpenAI-compatible server by request rate, in an open loop.
 
     python benchmarks/online.py http://127.0.0.1:8000 --rate 1 2 4 8 --requests 500 [--json]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cost of many services for the operator: time until ready, idle writes, CPU and memory, and fail-over.
 
     python benchmarks/operator_scale.py --services 1000 --json

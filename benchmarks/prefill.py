@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time of prefill without decoding, with random weights on one GPU.
 
     python benchmarks/prefill.py --shape qwen3-8b [--work 16x1024 4x4096 1x8192 1x32768] [--json]

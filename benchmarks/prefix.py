@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time to the first token with and without a cached prefix, with random weights on one GPU.
 
     python benchmarks/prefix.py --shape qwen3-8b [--shared 8192] [--own 64] [--json]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time of a model's GEMMs with few rows, by kernel, with random weights on one GPU.
 
     python benchmarks/products.py --shape qwen3-8b [--batch 1 8 16 32 64 128 256] [--tensor 2] [--json]

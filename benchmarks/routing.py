@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prefix-aware routing compared with round-robin, with one and with several independent gateways.
 
     python benchmarks/routing.py --json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Host time of a step in the real scheduler: the sum of `Scheduler.schedule` and `Scheduler.complete`.
 
 A constant number of requests is running, each with about a thousand tokens. Stop tokens are checked, page

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes a model folder without weights: the config.json of a benchmark's shape, and a tokenizer.
 
     python benchmarks/shape_folder.py --shape qwen3-8b FOLDER

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time from the start of a process until the engine is loaded, with random weights in files, on one GPU.
 
     python benchmarks/startup.py --shape qwen3-8b [--rounds 3] [--json]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sends streamed requests to an OpenAI-compatible URL continuously, and counts how the streams end.
 
 A stream is *good* if it ends with a finish reason, *cut* if it ends without a finish reason, and *failed* if

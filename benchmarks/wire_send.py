@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Host time of the wire per step: sending the frames of a step's tokens, and polling for new frames.
 
 Uses real sockets over loopback TCP; all gateways run in one other process. In each step, 1 % of the requests

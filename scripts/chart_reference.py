@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generate the README of the Helm chart from its values.
 
     python scripts/chart_reference.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generate docs/compatibility.md from the files that pin versions.
 
     python scripts/compatibility.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generate the table of served models in docs/models.md from the families of models.
 
     python scripts/model_table.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generate the tables of docs/coming-from.md: options and metrics of vLLM and SGLang, and those of Mizzen.
 
     python scripts/option_table.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plot dashboard panels with data from a Prometheus server, for the documentation.
 
     python scripts/plot_dashboards.py http://127.0.0.1:9090 --start UNIX --end UNIX

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generate the reference part of docs/python.md from the docstrings of the Python API.
 
     python scripts/python_reference.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generate the reference pages of the documentation from their sources.
 
     python scripts/reference.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generate the tables of docs/sizing.md with the code of `mizzen inspect`.
 
     python scripts/sizing_tables.py

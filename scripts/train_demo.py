@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train the demo model from scratch on `scripts/demo_data/` and write it to `models/demo/`.
 
     python scripts/train_demo.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configures Hypothesis for all tests: no deadlines, and the same examples in every run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Argument types and help format that benchmarks share, and conversion of results to JSON."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engine options of the GPU benchmarks: parsing, checks, and one function that computes their values."""
 
 from __future__ import annotations

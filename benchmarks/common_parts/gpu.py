@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared code of the GPU benchmarks: options, loading an engine, checking requests, and printing results."""
 
 from __future__ import annotations

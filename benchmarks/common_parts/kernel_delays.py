@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Computes by how much each kernel delays a step, from a trace of PyTorch's profiler.
 
 With programmatic dependent launch (PDL), a kernel can start before the previous kernel has ended, and then

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention of one layer over random KV; `attention.py` compares backends with it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Distributions of the lengths of prompts and outputs, in tokens."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hardware limits of the GPU benchmarks, computed from the bytes and operations of a model."""
 
 from __future__ import annotations

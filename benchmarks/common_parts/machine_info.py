@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Description of the machine of a benchmark: GPU, driver, versions, commit and clocks.
 
 The functions do not raise, but return None for an unknown value. They never initialize CUDA, because that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures the memory bandwidth and the bfloat16 rate of the first visible GPU, for the limits of benchmarks.
 
 The measurement runs in a child process, because the process of the benchmark must not have a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time of one step with decodes and one prefill chunk, by how its attention is run, for `mixed.py`.
 
 The step has `--batch` decodes whose contexts have `--context` tokens, and a chunk at the start of a prompt.

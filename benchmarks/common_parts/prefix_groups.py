@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Throughput of groups of prompts that share a prefix, with and without the prefix cache.
 
 `prefix.py` uses this for `--groups`.

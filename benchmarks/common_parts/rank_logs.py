@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Filters the logs of the measured engine's ranks, so that only warnings and errors reach the terminal.
 
 Ranks log to the standard error that they inherit. A separate process reads it, so that no rank ever waits for

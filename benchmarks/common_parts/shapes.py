@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Model shapes that the GPU benchmarks run with random weights."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Result tables of the GPU benchmarks; each row has a figure, its limit, and its share of the limit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks the raw answers of the gateway byte by byte, after a run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HTTP client that runs many streams from one process, and checks every byte of every answer.
 
 During a run, the client only records bytes and their arrival times; it parses and checks them after the run.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Simulated engines in processes of their own, with the real server side of the wire and a scripted speed.
 
 Steps run at fixed times and generate one token for every running request. The prompt alone determines an

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the gateway under test as a real command, and measures the CPU time and memory of its processes."""
 
 from __future__ import annotations

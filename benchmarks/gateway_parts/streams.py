@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Data types of the gateway benchmark's client: plans, requests, raw answers and results."""
 
 from __future__ import annotations

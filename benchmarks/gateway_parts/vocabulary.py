@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real tokenizer with 128,000 entries and text for it, both generated deterministically.
 
 The tokenizer is byte-level BPE with the pre-tokenization of GPT-4's and Qwen's tokenizers. The `tokenizers`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads how much latency the gateway adds, from the Prometheus metrics of Mizzen's gateway and engines."""
 
 from __future__ import annotations

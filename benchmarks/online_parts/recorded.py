@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads recorded traces: validates their lines and turns them into requests."""
 
 from __future__ import annotations

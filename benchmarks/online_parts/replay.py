@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sends requests when they are due, even if others are still open, and records when their tokens arrive."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Computes the summary of a run from the records of its requests."""
 
 from __future__ import annotations

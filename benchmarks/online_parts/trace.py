@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generates random sessions of requests, and the times at which they are due, from distributions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kubernetes API client of the benchmark's own processes, with requests and watches."""
 
 from __future__ import annotations

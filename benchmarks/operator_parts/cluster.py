@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the processes of the benchmark: control plane, simulated node and operators."""
 
 from __future__ import annotations

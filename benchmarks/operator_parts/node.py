@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Simulates a node, the Deployment controller, and the admin API of gateways.
 
     python benchmarks/operator_parts/node.py SERVER FOLDER

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Kubernetes cluster on one machine, without containers, for laptops and tests."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loopback addresses for the node, pods and services of a cluster.
 
 On Linux all of 127.0.0.0/8 is loopback, and a process can listen there without root. Each cluster on the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small Kubernetes API client for the node and `waits.py`.
 
 Objects are plain JSON, and interrupted watches reconnect.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the programs of the control plane; downloads or builds them if they are missing."""
 
 from __future__ import annotations

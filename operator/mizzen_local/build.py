@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the programs of the control plane from the published Go modules."""
 
 from __future__ import annotations

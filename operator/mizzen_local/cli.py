@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line `mizzen-local`.
 
 Each command imports its modules only when it runs, so that `--help` is quick.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts and stops a local cluster: control plane, node and, unless omitted, the operator."""
 
 from __future__ import annotations

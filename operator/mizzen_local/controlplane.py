@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts a real Kubernetes control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
 
 All of them are local processes. etcd and kube-apiserver listen on the cluster's own loopback address, with

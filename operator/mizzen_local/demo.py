@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demo: starts a cluster, applies an InferenceService, and prints its answer to one question."""
 
 from __future__ import annotations

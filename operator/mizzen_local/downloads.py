@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Downloads the programs of the control plane from the official releases, and verifies their checksums.
 
 Kubernetes publishes each program at dl.k8s.io/release/v<version>/bin/linux/<arch>/, next to its SHA-256. etcd

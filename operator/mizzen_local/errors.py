@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The base class of errors that users can resolve."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes Kubernetes Events, so that `kubectl describe` shows what the node did."""
 
 from __future__ import annotations

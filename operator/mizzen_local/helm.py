@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds, downloads or builds Helm, for tests of the chart; no cluster needs it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the cluster's own kubectl."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds and prints the logs of a cluster's processes and of its pods, including ended pods."""
 
 from __future__ import annotations

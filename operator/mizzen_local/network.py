@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The service proxy of a local cluster, in place of kube-proxy.
 
 It listens on each port of each ClusterIP, and forwards TCP connections to the ready pods of the service.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Certificates and kubeconfigs of one cluster.
 
 Each cluster has its own certificate authority. Keys are ECDSA P-256; certificates are valid for a year.

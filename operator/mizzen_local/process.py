@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Detached processes on Linux: each has its own session, and is identified by pid and start time."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The folder with a cluster's state: its paths, settings, process registry and lock."""
 
 from __future__ import annotations

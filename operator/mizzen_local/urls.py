@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """URLs at which this machine reaches services of the cluster."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions that wait for objects of the cluster: the node, the operator, an InferenceService."""
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mizzen's operator: a Kubernetes controller that reconciles InferenceServices."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Renders the operator's manifests from the Helm chart's files, without Helm.
 
 The files use two kinds of template syntax: plain paths such as `{{ .Values.operator.replicas }}`, and paths

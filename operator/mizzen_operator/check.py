@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`mizzen-operator check`: tests whether an installed operator works; the chart's `helm test` runs it.
 
 It checks the CRD, the Lease and the Service, and repeats the checks until they pass or the timeout expires.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command `mizzen-operator`: starts the operator, or says which extra is missing."""
 
 from __future__ import annotations

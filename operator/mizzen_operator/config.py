@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of the operator: a frozen dataclass, set from options and environment variables."""
 
 from __future__ import annotations

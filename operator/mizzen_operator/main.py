@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry point of `mizzen-operator`: builds one replica and runs it under kopf until SIGTERM.
 
 The replica that holds the Lease reconciles; the others keep their stores up to date and wait for it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics of the operator's process. `status/service_metrics.py` adds the series per service."""
 
 from __future__ import annotations

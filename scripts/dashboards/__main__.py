@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generate the chart's Grafana dashboards from the `*_board.py` modules in this folder.
 
     python scripts/dashboards [--check]

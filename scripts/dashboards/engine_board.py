@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine dashboard: batches, KV cache, steps and startup phases."""
 
 from __future__ import annotations

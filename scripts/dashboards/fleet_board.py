@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fleet dashboard, which compares all services and shows which of them need attention."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gateway dashboard: requests, latency, queues, routing and errors."""
 
 from __future__ import annotations

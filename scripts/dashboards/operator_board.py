@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operator dashboard: reconciles, work queue, API server requests and rollouts."""
 
 from __future__ import annotations

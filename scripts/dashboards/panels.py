@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Render dashboards, which the `*_board.py` modules describe as data, in Grafana's classic JSON schema.
 
 Fields that equal Grafana's defaults are omitted, because the dashboards count towards the size of a Helm

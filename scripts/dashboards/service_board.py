@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The service dashboard, where an on-call engineer starts: is a service up, is it fast, is it full?"""
 
 from __future__ import annotations

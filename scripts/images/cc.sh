@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Stand-in for the C compiler that Triton looks for. It copies the only module for which Triton needs a compiler,
 # the kernel launcher, which was compiled when the image was built. Triton compiles kernels itself, without it.
 set -eu

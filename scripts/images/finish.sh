@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Installs the Mizzen wheel into /opt/mizzen, reduces its size, collects license texts, and writes the bill of materials.
 #   finish.sh NAME MODULE...
 # NAME is the program's name; every MODULE must be importable afterwards.

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Creates /opt/mizzen and installs the requirements of extras of pyproject.toml, at the versions in constraints.txt.
 #   install.sh EXTRA... [--without NAME...]
 # If the variable OVERRIDES names a file, its versions replace those in constraints.txt. If the variable TORCH_INDEX is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collect the license texts of all installed Python distributions, as their licenses require of an image.
 
 Writes one folder per distribution, and `index.txt`: names, versions, licenses and numbers of texts.

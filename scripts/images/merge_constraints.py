@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Print the constraints of an image: the pins of a first file, some of them replaced by a second file.
 
 python merge_constraints.py constraints.txt constraints-gpu.txt

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Removes from a base image everything that the programs do not need: package managers, Perl, pip, documentation and
 # set-user-ID bits. dpkg's package list stays accurate, so that scanners see the remaining packages.
 set -eu

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reduce the size of an installed environment: remove the tests of libraries, and zip the Kubernetes client.
 
 The generated Kubernetes client has thousands of small modules, and a program imports only a few of them. As a

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Precompiles Triton's kernel launcher module, so that the image needs no compiler. cc.sh recognizes the module by
 # its source, and fails if another version of Triton needs another module.
 set -eu

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Build the wheel and the source distribution, and check their names and metadata.
 
     python -m pip install --requirement scripts/release/requirements.txt

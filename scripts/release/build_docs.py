@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Build the documentation of one version into a site that keeps the versions before.
 
     python scripts/release/build_docs.py site --alias latest

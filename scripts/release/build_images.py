@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Build the images of a release as OCI archives, with bill of materials and provenance; push them if wanted.
 
     python scripts/release/build_images.py --registry registry.example.com/team --out dist/images --push

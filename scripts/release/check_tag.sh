@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Checks that a tag can be released: it is the version of all files, and a registry is configured.
 #   check_tag.sh TAG REGISTRY
 set -eu

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Creates the release of a tag on the forge, with the notes and all files of the folders that the jobs made.
 #   create_release.sh TAG FOLDER
 set -eu

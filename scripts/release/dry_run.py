@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Make a whole release in an empty folder, sign it with a new key, and verify it; nothing is published.
 
     make release-dry-run OUT=/tmp/release

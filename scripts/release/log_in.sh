@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Logs in to the registry with $REGISTRY_USER and $REGISTRY_TOKEN, for docker, skopeo, cosign and helm.
 #   log_in.sh REGISTRY
 set -eu

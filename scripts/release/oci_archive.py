@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads images in archives of the OCI image layout, as docker buildx and buildah write them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Package the Helm chart of a release, with the registry of its images as the default.
 
     python scripts/release/package_chart.py --registry registry.example.com/team --out dist/chart

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the provenance of an image: an in-toto statement with a predicate of SLSA provenance 1.0.
 
 BuildKit makes this statement itself and stores it beside the image; buildah does not.

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Adds the documentation of this commit to the site on the branch gh-pages, and pushes the branch.
 #   publish_docs.sh [OPTION OF build_docs.py]...
 set -eu

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Print the release notes of a version: its section of CHANGELOG.md, and how to install and verify it.
 
     python scripts/release/release_notes.py 0.1.0 --registry registry.example.com/team

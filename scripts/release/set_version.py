@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Show or set the version of the next release, in all files that contain it.
 
     python scripts/release/set_version.py          # show the version; fail if the files disagree

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sign and verify the artifacts of a release with cosign.
 
     python scripts/release/sign.py sign dist/python dist/images/*.json

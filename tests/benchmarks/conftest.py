@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the modules of the benchmarks importable."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of the GPU benchmarks: accepted values, precedence, and the variants measured with them."""
 
 from __future__ import annotations

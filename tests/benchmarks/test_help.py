@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--help` of the GPU benchmarks shows the complete docstring and describes every option."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The delay that each kernel adds to a step, computed from a trace with overlapping kernels."""
 
 from __future__ import annotations

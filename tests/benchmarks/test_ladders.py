@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The GPU benchmarks run on the CPU with a tiny shape, and compute hardware limits correctly."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The description of a benchmark's machine: unknown values are left out, and no GPU is initialized for it."""
 
 from __future__ import annotations

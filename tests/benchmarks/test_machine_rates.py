@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rates of a GPU that limits are computed from are measured, or given on the command line."""
 
 from __future__ import annotations

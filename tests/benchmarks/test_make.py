@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Makefile's GPU targets put this checkout first on PYTHONPATH, and keep its previous entries."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures and row names of the GPU benchmarks, which run in this process with a tiny shape."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The client of benchmarks/online.py: how it generates and sends requests, and counts results."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line of benchmarks/online.py: rejected options, replayed traces, and printed messages."""
 
 from __future__ import annotations

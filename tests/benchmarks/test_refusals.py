@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """If a figure cannot be measured, benchmarks report an error instead, and do not wait forever."""
 
 from __future__ import annotations

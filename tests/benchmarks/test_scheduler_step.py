@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line and the table of benchmarks/scheduler_step.py."""
 
 from __future__ import annotations

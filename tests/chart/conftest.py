@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixtures of the chart's tests: Helm, one cluster without Mizzen, and stand-ins for third-party CRDs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Helm and kubectl apply the CRD in turn, in either order, with the documented commands."""
 
 from __future__ import annotations

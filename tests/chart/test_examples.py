@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The API server accepts every example, and the health check for Argo CD follows the conditions."""
 
 from __future__ import annotations

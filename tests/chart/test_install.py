@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The chart on a real API server: install, upgrade, rollback, `helm test`, uninstall, and install again."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The API server or the chart accepts every YAML block and every manifest of the documentation."""
 
 from __future__ import annotations

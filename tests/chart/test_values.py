@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Effects of the chart's values on the rendered manifests, without a cluster."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The schema of the chart's values, the chart's package, README and notes; without a cluster."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`mizzen serve` with the demo model, started once for all tests of this folder."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`mizzen chat` on a pseudo-terminal: streaming, history, commands, Ctrl-C, exit."""
 
 from __future__ import annotations

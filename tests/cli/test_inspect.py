@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`mizzen inspect`: its exit codes, its JSON, and models on a hub, from which it fetches only config.json."""
 
 from __future__ import annotations

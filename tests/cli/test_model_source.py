@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models that `serve` fetches, the device that it chooses, and options of other servers."""
 
 from __future__ import annotations

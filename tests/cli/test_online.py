@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """benchmarks/online.py, run against a real `mizzen serve`."""
 
 from __future__ import annotations

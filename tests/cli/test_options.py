@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Help, shell completion, and error messages for invalid options."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SIGUSR2 makes a serving engine write a trace; in all other states the signal is ignored."""
 
 from __future__ import annotations

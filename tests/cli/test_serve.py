@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`mizzen serve` end to end: the official client, `mizzen complete`, signals, and failing processes."""
 
 from __future__ import annotations

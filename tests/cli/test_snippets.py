@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Code blocks of the documentation are run unchanged, except for the server's port.
 
 `tests/cluster/test_commands.py` runs those for a local cluster, `tests/e2e/test_quickstart.py` those for a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real clusters for tests: one for all tests of a pytest worker, and more on demand."""
 
 from __future__ import annotations

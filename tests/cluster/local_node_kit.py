@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Helpers for tests of a local cluster's node: a namespace, pod specs, and waits."""
 
 from __future__ import annotations

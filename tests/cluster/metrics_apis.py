@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stand-ins for prometheus-adapter and KEDA; Prometheus and the HPA controller of the tests are real.
 
 `MetricsApi` serves the aggregated APIs `custom.metrics.k8s.io` and `external.metrics.k8s.io` to the HPA

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Roll out, scale and break services under load for half an hour or more: `make soak`.
 
     python tests/cluster/soak.py --requests 100000 --rollouts 20 --cycles 20 --stream-seconds 60

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node on which a service has lost its GPU twice is avoided; API server, scheduler and operator are real.
 
 The nodes with GPUs are only objects: the test plays the kubelet of their pods.

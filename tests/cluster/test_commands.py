@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The documentation's commands for a cluster work on the cluster that `make demo` creates."""
 
 from __future__ import annotations

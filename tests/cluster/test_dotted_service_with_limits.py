@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A service whose name has dots, with two gateway pods that share the limits of an API key."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The life of a service on a real API server, with operator, gateway and engine as real processes.
 
 The tests run in the order of this file on one service: it is created, answers, is scaled, loses a pod, gets a

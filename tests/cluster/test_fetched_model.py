@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real Job fetches a model from a hub, and real engines serve it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Groups of several pods as real processes: ranks find each other by DNS name, and fail as one group."""
 
 from __future__ import annotations

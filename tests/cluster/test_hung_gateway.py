@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A hung gateway gets no more requests after 3 s and is restarted; the second gateway is undisturbed."""
 
 from __future__ import annotations

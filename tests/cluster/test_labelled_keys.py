@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Labelled Secrets with API keys come and go without a lost request; the processes are real."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The load generator of `noloss` counts each kind of incomplete or wrong answer under its own name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line of mizzen-local: clusters start, run side by side, and stop."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No request is lost and no status is wrong while real processes are rolled out, killed and hung.
 
 `make soak` makes the same changes and faults for longer; `make e2e` makes them on a cluster with containers.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A service without requests is scaled to zero, and a request wakes it: real gateway, engine and operator."""
 
 from __future__ import annotations

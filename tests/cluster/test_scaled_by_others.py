@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Under a real load, the HPA controller and KEDA use Mizzen's metrics to scale the examples' services.
 
 The HPA controller, Prometheus (with the labels of the chart's monitors), operator, gateway and engines are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two services behind one shared gateway: real processes, API keys from a Secret, TLS, and CURVE."""
 
 from __future__ import annotations

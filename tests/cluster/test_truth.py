@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The checker of statuses finds every interval in which a status was wrong, and applies the right limit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Golden prompts with real processes: a revision that answers them incorrectly gets no client's request."""
 
 from __future__ import annotations

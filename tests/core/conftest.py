@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes this folder's helper modules (`world`, `machine`, `mutants` and others) importable."""
 
 from __future__ import annotations

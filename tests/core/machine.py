@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Hypothesis state machine that applies random arrivals, aborts, launches and completions to a `World`."""
 
 from __future__ import annotations

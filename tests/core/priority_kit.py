@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Helpers for the tests of priorities: a world with the policy `priority`, and a loop that runs its steps."""
 
 from __future__ import annotations

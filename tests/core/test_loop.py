@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The overlap loop with the simulated runner: results, aborts from other threads, slow and failing steps."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Unit tests of small parts of the scheduler: page pool, stop table and eviction order."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The prefill budget shortens prompt chunks to keep steps with decodes within `max_step_milliseconds`."""
 
 from __future__ import annotations

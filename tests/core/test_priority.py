@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Priorities: order of admission and prefill, choice of requests to preempt, and freedom from starvation."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Hypothesis state machine that compares the radix tree with a dictionary from (salt, prefix) to page."""
 
 from __future__ import annotations

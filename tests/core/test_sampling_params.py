@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The API's schema, the wire message and the engine agree with the definition of each sampling parameter."""
 
 from __future__ import annotations

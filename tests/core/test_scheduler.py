@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Single cases of the scheduler: prefix sharing, limits, aborts, retraction, starvation and determinism."""
 
 from __future__ import annotations

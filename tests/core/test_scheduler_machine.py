@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks the scheduler's properties under random events, and that these checks detect seeded defects."""
 
 from __future__ import annotations

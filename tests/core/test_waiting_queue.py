@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The waiting queue: order of admission under each policy, cost, and search for requests to preempt."""
 
 from __future__ import annotations

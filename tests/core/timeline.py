@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a scheduler with a simulated device in virtual time; a function decides how long each step takes."""
 
 from __future__ import annotations

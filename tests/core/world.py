@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A scheduler with a simulated device, and checks of the scheduler's properties after every event."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The changes and faults of `tests/cluster/noloss` on a cluster with a real kubelet and containers."""
 
 from __future__ import annotations

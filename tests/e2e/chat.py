@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sends chats to a service from a pod of the cluster, through the gateway's Service."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cluster under test: kubectl, a reader of objects, waits, counted restarts, and measured times."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixtures and hooks of the end-to-end tests, which `make e2e` (tests/e2e/run.py) runs on a real cluster.
 
 The tests follow the life of one installation, in the order of `run.py`, and stop at the first failure.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collects objects, events and logs of a cluster in files after a test has failed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Print properties of a running container as JSON: user, size, writable folders, tools. Needs only Python."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Send streamed chats to a gateway from inside the cluster until standard input ends; count the outcomes.
 
 The script runs in a pod of the gateway's image and needs nothing else. It prints `started` once the first

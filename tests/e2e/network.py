@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evaluates the NetworkPolicies of a cluster, whether or not its network plugin enforces them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sends signals from a node to all processes of a container, including the container's first process."""
 
 from __future__ import annotations

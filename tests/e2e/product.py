@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The installation under test: images, namespaces, the demo service, volumes, and the client pod."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run the tests of this folder on a cluster: build the images, load them into its nodes, test, and clean up.
 
 `E2E_LOAD` selects how the nodes get the images:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model servers in the cluster from which services fetch their models; `sources_pod.py` runs there."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serve the demo model and an additional large file from a hub, a bucket and a registry in one pod.
 
     python sources_pod.py HOST

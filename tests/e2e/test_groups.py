@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A group of two pods: its ranks find each other by the cluster's DNS, and it is replaced as a whole."""
 
 from __future__ import annotations

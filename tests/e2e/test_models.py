@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models from a hub, a bucket, a registry and a claim, fetched by Jobs into a volume of a real cluster."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One installation and its service, in order, from `helm install` to the deletion of the service."""
 
 from __future__ import annotations

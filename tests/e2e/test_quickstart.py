@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The quick start of the documentation, word for word: the first installation, and its removal."""
 
 from __future__ import annotations

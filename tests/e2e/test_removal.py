@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The removal of the installation, after the tests of all other files."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small random models created by Transformers, and a bench that runs single steps of the engine's model."""
 
 from __future__ import annotations

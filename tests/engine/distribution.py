@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reference distribution of sampling, computed token by token, and a chi-square test against it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A byte-level vocabulary, and engines with random weights over it, for tests of structured output."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Comparison of the engine's logits with those of Transformers, for any batch."""
 
 from __future__ import annotations

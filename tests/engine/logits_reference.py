@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A reference implementation of logits processing in NumPy, one row and one token at a time."""
 
 from __future__ import annotations

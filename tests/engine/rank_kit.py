@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor parallel ranks as threads of this process, with gloo between them and plans sent as bytes."""
 
 from __future__ import annotations

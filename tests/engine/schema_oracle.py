@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random schemas and patterns, texts of their grammars, and the check that the texts conform.
 
 The package jsonschema and Python's `re` judge the texts, so that no code of the engine judges itself.

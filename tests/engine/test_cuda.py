@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine on a GPU samples the same tokens as on the CPU, in float32."""
 
 from __future__ import annotations

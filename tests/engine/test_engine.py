@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole engine: outputs equal Transformers' and do not depend on timing, batching or the prefix cache."""
 
 from __future__ import annotations

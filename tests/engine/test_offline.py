@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`LLM`, the offline class: generation, chat, embeddings, errors and options."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokenizers in other formats than tokenizer.json are converted once, with the token ids of Transformers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny random twins of models for images, whose text parts are served."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixtures for fetches: model servers, the files of a model, and a function that fetches a model."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fetches from a Hugging Face hub, including server faults, interruptions and the command line."""
 
 from __future__ import annotations

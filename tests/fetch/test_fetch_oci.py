@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fetches from an OCI registry with a token service: artifacts, archives and modelcars."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Paths, file filters, journals, progress and option values of fetches, for arbitrary input."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fetches from an S3 bucket that requires every request to be signed."""
 
 from __future__ import annotations

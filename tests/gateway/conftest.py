@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokenizers, scripted engines and gateways for the tests of this folder."""
 
 from __future__ import annotations

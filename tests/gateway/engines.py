@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A scripted engine that speaks the wire protocol; tests make it behave correctly or fail."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The admin API, and suspended services."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gateway as a process: signals, drain, failed starts and engine keys."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several services behind one gateway: routing by name, suspension, changes, and separate keys."""
 
 from __future__ import annotations

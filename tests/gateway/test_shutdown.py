@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors of answers that a gateway cannot finish before it shuts down."""
 
 from __future__ import annotations

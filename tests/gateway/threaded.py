@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A gateway with a simulated engine on an event loop in another thread, for blocking clients."""
 
 from __future__ import annotations

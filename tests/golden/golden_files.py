@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Golden files: records of Mizzen's public contracts, so that no contract changes unnoticed.
 
 A test collects a contract from the code as plain JSON and calls `check("worker_metrics", collected)`, which

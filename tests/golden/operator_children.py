@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Renders the child objects of a few sample services, without their random values."""
 
 from __future__ import annotations

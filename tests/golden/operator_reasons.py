@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collects, from the operator's source code, the words that it writes into statuses, Events and metrics.
 
 Nothing here depends on module or class names: every argument named `reason` is a reason. Names are resolved

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The objects that the chart renders for its default values and for other values; no cluster is needed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Public contracts of the operator: revision hashes, metrics, conditions, options, labels, child objects."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Contracts of gateways and engines: HTTP APIs for clients, operator and probes, and files for gateways."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Contracts of the worker: metrics, command lines, exit codes, environment variables and log fields."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Golden bytes of everything that processes of the worker send each other.
 
 Fields of messages are filled by type and position, so the bytes do not depend on field names. Only what a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Extracts strings, arguments of calls and keys of log fields from the worker's source code."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes helper modules importable, and reports missing packages where no test may be skipped."""
 
 from __future__ import annotations

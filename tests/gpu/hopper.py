@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Marks for tests that need a Hopper GPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seeded random models that are small enough for token-by-token comparisons."""
 
 from __future__ import annotations

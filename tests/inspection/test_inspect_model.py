@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of a model, numbers of GPUs and memory, as `mizzen inspect` reports them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configurations of well-known models: each is served, or there is a reason that names a field.
 
 `known_models.json` has the fields of each model's config.json that matter here, and the expected result.

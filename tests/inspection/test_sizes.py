@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sizes that a fetch reports: a surprising config.json never makes it fail."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Renders the chart's rule files as Helm does, for Prometheus and promtool."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared fixtures: Prometheus' programs, and one recorded run of a cluster under load and faults."""
 
 from __future__ import annotations

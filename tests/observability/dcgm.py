@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stand-in for the DCGM exporter, because the tests' machines have no GPU.
 
 It answers with the exporter's names and labels, one GPU for each engine pod. The pod's labels have the prefix

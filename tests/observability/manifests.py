@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Manifests of the services, Secrets and keys of the observed cluster."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real cluster with a service under load and faults, for the queries of dashboards and alerts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the programs prometheus and promtool for the tests.
 
 They come from the folder PROMETHEUS_DIR, from PATH, from the user's cache, or else from Debian's package.

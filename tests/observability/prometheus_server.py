@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a real Prometheus that scrapes the pods of a local cluster."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every alert has a runbook, fires when it should, and stays silent otherwise."""
 
 from __future__ import annotations

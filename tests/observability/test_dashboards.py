@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every panel is complete, and its queries return data for a cluster under load and faults."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dashboards conform to Grafana's types (`@grafana/schema`), as checked by the TypeScript compiler."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Waits for conditions of a real system."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shared fixtures of the operator's tests: a control plane, its client, simulated pods, and operators."""
 
 from __future__ import annotations

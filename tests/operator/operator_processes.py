@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operator processes with the permissions that the chart gives them."""
 
 from __future__ import annotations

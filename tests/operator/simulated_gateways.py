@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Simulated gateways, which report the engines of the current pods through the gateways' admin API.
 
 Each gateway listens on the address of its pod.

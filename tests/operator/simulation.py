@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A simulated node: it writes the status of pods as a kubelet does, and runs the gateways of all services.
 
 The API server, its garbage collector and its Deployment controller are real.

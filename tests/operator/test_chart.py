@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operator renders the chart as Helm does, and the rendered roles and pod are minimal."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pods that another client, such as a kubelet or the garbage collector, deletes concurrently."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An admission webhook that does not answer blocks only the services of its namespace."""
 
 from __future__ import annotations

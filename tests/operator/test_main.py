@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operator's process: it is quiet when idle, hands over to another replica, and reports its health."""
 
 from __future__ import annotations

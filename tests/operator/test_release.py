@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stopping leader releases its Lease, even if a renewal is in progress."""
 
 from __future__ import annotations

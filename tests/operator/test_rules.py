@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each validation rule of the CRD rejects an invalid service and accepts a valid one."""
 
 from __future__ import annotations

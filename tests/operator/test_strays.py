@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engine pods whose labels were changed by hand.
 
 A pod that was released on purpose, by removing a label, keeps running beside its replacement. A pod with

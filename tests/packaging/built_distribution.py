@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds distributions of a tree, and runs code with a wheel instead of the repository."""
 
 from __future__ import annotations

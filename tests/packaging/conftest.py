@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the distribution from a copy of the tree, once for all tests of this folder."""
 
 from __future__ import annotations

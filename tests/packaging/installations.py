@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Imitates installations with some extras: modules of all other distributions cannot be imported."""
 
 from __future__ import annotations

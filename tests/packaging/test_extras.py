@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each extra is enough for its programs, and a missing extra is one sentence that names it."""
 
 from __future__ import annotations

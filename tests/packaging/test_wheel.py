@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The wheel works alone, and the source distribution builds the same wheel."""
 
 from __future__ import annotations

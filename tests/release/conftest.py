@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the release scripts, each as a program."""
 
 from __future__ import annotations

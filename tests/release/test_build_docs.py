@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The site of the documentation keeps all versions, and its menu lists them."""
 
 from __future__ import annotations

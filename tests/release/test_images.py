@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images of a release are read from OCI archives, described and given a provenance."""
 
 from __future__ import annotations

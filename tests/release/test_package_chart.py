@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The packaged chart of a release has the registry of its images as the default."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The notes of a release are a section of the changelog."""
 
 from __future__ import annotations

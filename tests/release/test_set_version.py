@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The version of a release has one source, and the other places that contain it agree."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The workflows of the forge: least permissions, pinned actions, and scripts that exist in the repository."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes this folder's helper modules (`ratchets`, `private_words`) importable."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Words that the repository must not use, because the field has established terms for them.
 
 The kind of an entry says where the test looks for the word: in parts of identifiers, ignoring case (`word`),

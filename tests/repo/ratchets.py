@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ratchets: recorded counts of style violations, which may only decrease.
 
 A test counts violations and calls `check("call_arity", {"callee": 3}, ...)`. The counts must equal those in

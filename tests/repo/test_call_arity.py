@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls in the operator have at most five positional arguments; further arguments are passed by keyword."""
 
 from __future__ import annotations

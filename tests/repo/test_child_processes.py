@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules for the Python programs that Mizzen starts as child processes."""
 
 from __future__ import annotations

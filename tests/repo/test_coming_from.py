@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page for users of vLLM and SGLang names options, fields, paths and metrics that exist."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The committed demo model, loaded by Transformers, has the properties that its model card states."""
 
 from __future__ import annotations

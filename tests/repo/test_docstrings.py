@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All public definitions have docstrings, and no docstring begins with a word such as "What" or "How"."""
 
 from __future__ import annotations

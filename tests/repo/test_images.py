@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scripts that build container images are tested one by one; `make e2e` tests the images."""
 
 from __future__ import annotations

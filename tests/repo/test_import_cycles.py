@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """There are no import cycles, even if imports for type checking and inside functions are counted."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands name the CRD by `infsvc` or by its full name: KServe's InferenceService has the same plural."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The import rules of docs/architecture.md, checked in the source and in running interpreters."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Class names are unique, because a reader who searches for a name must find the right class."""
 
 from __future__ import annotations

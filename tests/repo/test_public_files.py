@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files that the forge and the tools of contributors read: they parse, and agree with the project."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reference pages match the code, and processes accept the arguments that the operator gives them."""
 
 from __future__ import annotations

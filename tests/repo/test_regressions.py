@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/regressions.md: each row names tests that exist, or says why the defect needs no test."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules for the whole repository: no secrets or local paths, valid links, metadata and Makefile help."""
 
 from __future__ import annotations

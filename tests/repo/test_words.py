@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The repository uses the terms of its field instead of the private words in `private_words.py`.
 
     python tests/repo/test_words.py               count the remaining private words by folder

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Model folders, engine processes and gateways for tests of the engine as a process."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finding the rank that is the root cause among several failed ranks, and killing all ranks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grammars over the wire: rejections before the first token, metrics, and resumed requests."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The supervisor's HTTP server: its port, and which clients may start a drain."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A gateway's link to a simulated engine: log probabilities, embeddings and resumed requests end to end."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank measures its memory usage by purpose, and the usage is exported as metrics."""
 
 from __future__ import annotations

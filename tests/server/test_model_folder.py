@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Folders that `mizzen engine` cannot serve: the message names the problem and what to give instead."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Supervisors of a group of nodes: real sockets and keys, no ranks, a simulated clock."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A group of several nodes serves as one engine, and all its processes exit if one of them fails."""
 
 from __future__ import annotations

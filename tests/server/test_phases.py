@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Startup progress: loaders report it through shared memory; `/readyz`, logs and terminals show it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An engine with several ranks serves under its supervisor, and all its processes exit if a rank fails."""
 
 from __future__ import annotations

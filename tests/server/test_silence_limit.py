@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The silence limit that an engine announces to gateways, derived from the duration of its steps."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The simulated engine in a thread, driven over the wire by gateways; wire, loop and scheduler are real."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Faults that the stall detector finds in heartbeats, with a simulated clock."""
 
 from __future__ import annotations

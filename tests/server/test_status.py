@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The status block in shared memory: readers always see complete snapshots."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Process tree of an engine pod: probes, metrics, drain, and all kinds of exit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine's own spans: a process of a simulated engine, a gateway's wire, and a collector."""
 
 from __future__ import annotations

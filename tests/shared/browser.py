@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts Chromium for tests of web pages; the tests are skipped if it or Playwright is missing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Helpers to find manifests in a rendered chart."""
 
 from __future__ import annotations

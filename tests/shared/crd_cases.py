@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Specs that the CRD rejects and specs that it accepts; each case is merged into a minimal spec."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Specs that the CRD must accept."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Questions and answers on which the demo model was trained."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`mizzen engine` with the demo model as a separate process."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny random twins of model families: the fields of a real config.json, with its sizes scaled down.
 
 Special fields keep their kinds: periods of sliding windows, layers without RoPE, multipliers, softcaps,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes that tests started, and whether they still run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A service that an operator manages, and queries about it."""
 
 from __future__ import annotations

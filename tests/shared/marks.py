@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pytest marks that several test files share."""
 
 from __future__ import annotations

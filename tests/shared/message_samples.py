@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Instances of messages for tests of their encoding; independent of Mizzen, to be used with any release."""
 
 from __future__ import annotations

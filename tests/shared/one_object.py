@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A fake API server with one object."""
 
 from __future__ import annotations

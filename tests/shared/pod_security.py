@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Pod Security level that every pod of the product must meet."""
 
 from __future__ import annotations

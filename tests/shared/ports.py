@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Free TCP ports for processes that a test starts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A service, a serving group, and the status inputs of a reconcile without problems."""
 
 from __future__ import annotations

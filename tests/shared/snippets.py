@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Code blocks of the documentation, their marks, and the commands in them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading of Python source as syntax trees."""
 
 from __future__ import annotations

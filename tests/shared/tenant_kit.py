@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """API keys of two tenants, and helpers to replace key files and to wait."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An HTTP server that receives spans by OTLP, like an OpenTelemetry collector."""
 
 from __future__ import annotations

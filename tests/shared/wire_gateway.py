@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A gateway's end of the wire protocol, controlled by a test."""
 
 from __future__ import annotations

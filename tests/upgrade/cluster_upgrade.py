@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Upgrade a cluster from the previous release to this one under load, and roll it back.
 
     python tests/upgrade/cluster_upgrade.py --requests 2000

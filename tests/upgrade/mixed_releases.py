@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engines and gateways of two releases beside each other, which replace each other while streams run.
 
     python tests/upgrade/mixed_releases.py --requests 2000

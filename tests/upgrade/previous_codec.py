@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Encodes and decodes messages with the code of a release, in a process of its own.
 
 As a program, it reads the frames to decode from standard input, as a JSON array of pairs: the receiver

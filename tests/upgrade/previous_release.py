@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The programs of the release before this one, from the archive in this folder, to run beside today's."""
 
 from __future__ import annotations

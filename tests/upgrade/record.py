@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Record a release for the tests of upgrades: its programs, and the bytes of all messages that it sends.
 
     python tests/upgrade/record.py COMMIT

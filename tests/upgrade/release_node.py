@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`mizzen_local.node` with images of two releases: those with the tag `previous`, and all others.
 
 The environment variables PREVIOUS_PATH and CURRENT_PATH are the values of PYTHONPATH for the programs.

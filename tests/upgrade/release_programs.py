@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engines and gateways of any release as processes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An operator of this release creates pods of engines of the previous one, whose options these engines know.
 
 It does so for services whose `spec.engine.image` is pinned, and for groups of an earlier revision. An engine

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages of the previous release and of this one mean the same to both.
 
 The frames of the previous release are recorded; its own code, from the archive, decodes today's frames.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No request fails while engines and gateway of the previous release are replaced, one by one.
 
 Programs of the previous release run from the archive in this folder. `mixed_releases.py` is also a program,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An engine's server and its gateways, connected by real sockets and driven by the tests."""
 
 from __future__ import annotations

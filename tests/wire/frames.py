@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Helpers to fill and read wire frames: a `Load` whose numbers all differ, and decoding of packed columns."""
 
 from __future__ import annotations

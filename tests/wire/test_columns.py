@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The request table and the packed columns of outputs match a model that uses dictionaries and lists."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Unusable CURVE key files are named in errors; a running engine or gateway keeps its previous keys."""
 
 from __future__ import annotations

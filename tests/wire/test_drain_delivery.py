@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages that an engine sends before it closes are received, even if the close is noticed first."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine sends files in parts: a few at a time, and no further ones to a gateway that does not read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Malformed messages, wrong keys, silent and slow gateways: none of them affects other gateways."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engines, ranks and fetch Jobs listen on the IPv6 address of their pod, as Kubernetes writes it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans that are encoded for other ranks decode to equal plans; damaged frames are rejected."""
 
 from __future__ import annotations

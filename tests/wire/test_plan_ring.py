@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ring in shared memory delivers complete plans, in order, to readers of any speed, and then ends."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans sent over TCP to ranks on other nodes arrive in order, or the channel fails."""
 
 from __future__ import annotations

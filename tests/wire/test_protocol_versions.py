@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gateway and engine use the newest version that both speak; without one, the text says what to upgrade."""
 
 from __future__ import annotations

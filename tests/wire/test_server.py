@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine's server: handshake, validation of requests, and delivery of outputs to gateways."""
 
 from __future__ import annotations

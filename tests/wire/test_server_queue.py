@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine's server: handles, the bounded queue, timeouts, draining, stats, files and connection limits."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Log probabilities and embeddings: delivery to the requesting gateway, and decoding in its streams."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # sglang-kernel is not installed on machines without a GPU.
 from typing import Any
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Kernels are written in Triton's language, whose types pyright cannot check: `jit` replaces a function by a
 # kernel, which is indexed by a grid and takes launch options such as num_warps.
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mizzen's worker: the engine, the gateway and offline inference.
 
 Public names are imported on first use, so that importing a package that does not need torch (gateway, core)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Command line `mizzen`. Each command imports its dependencies when it runs, so that `--help` is fast."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Progress bar for a batch of offline requests."""
 
 from __future__ import annotations

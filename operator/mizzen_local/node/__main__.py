@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m mizzen_local.node`: the process of the node, which runs the kubelet and the service proxy."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs one container as a local process: start, probes, hooks, termination, and restarts with back-off."""
 
 from __future__ import annotations

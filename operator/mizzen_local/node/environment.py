@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Resolves references and container paths in the command and environment of a container."""
 
 from __future__ import annotations

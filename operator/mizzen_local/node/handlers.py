@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the handlers of probes and lifecycle hooks: exec, httpGet, tcpSocket and sleep."""
 
 from __future__ import annotations

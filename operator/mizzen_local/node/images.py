@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Maps Mizzen's images to programs of this Python environment."""
 
 from __future__ import annotations

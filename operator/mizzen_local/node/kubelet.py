@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kubelet: maintains the Node and its Lease, and runs a `PodRunner` for each pod bound to the node."""
 
 from __future__ import annotations

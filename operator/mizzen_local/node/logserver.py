@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kubelet's log endpoint: serves container logs to the API server, for `kubectl logs`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DNS names of pods: a local cluster has no DNS, so addresses replace the names in commands and variables.
 
 The name of a pod with a `subdomain` is HOSTNAME.SUBDOMAIN.NAMESPACE.svc. It resolves as soon as the pod is

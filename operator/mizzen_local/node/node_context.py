@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Resources that the kubelet passes to all pods of its node."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs one pod: volumes, init containers, containers, status, termination and removal."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the start-up, readiness and liveness probes of a container."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads the Secrets, ConfigMaps and pod fields that pods refer to; requests service account tokens."""
 
 from __future__ import annotations

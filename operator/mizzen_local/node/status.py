@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the status of a pod, as a kubelet writes it. Pure functions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Provides the volumes of a pod as folders of this machine."""
 
 from __future__ import annotations

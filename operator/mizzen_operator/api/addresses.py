@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Addresses of pods and Services, which may be IPv6 addresses; Kubernetes writes them without brackets."""
 
 from __future__ import annotations

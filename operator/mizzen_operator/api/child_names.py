@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of the objects that the operator creates for a service."""
 
 from __future__ import annotations

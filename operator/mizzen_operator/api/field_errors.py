@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds out which field of an object cannot be parsed. `parse.py` calls this after a failed parse.
 
 The object is parsed again from dictionaries that record the path of each field that is read.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Resolves which services share a gateway, which one owns each model name, and whose gateway settings apply.
 
 Services of a namespace with `spec.gateway.mode: Shared` have one gateway. The oldest service takes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks whether a model can fit into the GPUs of a group, based on declared sizes or on the fetched model.
 
 The check computes a lower bound of the memory that each rank needs: the rank's share of the weights, and a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The key of one InferenceService in queues and caches."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Labels, annotations, ports and paths that the operator, the gateways and users' tools agree on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parses an InferenceService from the API server's JSON into the dataclasses of `types.py`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Condition types, and the reasons given by conditions, groups, readiness gates, scale changes and errors.
 
 Every package uses the constants of this module; docs/conditions.md explains each value. The values are a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interface (`typing.Protocol`) of a service whose spec may be invalid; parsed services implement it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dataclasses of an InferenceService. The CRD sets defaults; methods derive values from several fields."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Samples the load of autoscaled services every few seconds, and writes `spec.replicas` through `/scale`.
 
 `policy.py` decides on the number of groups. If a HorizontalPodAutoscaler (HPA) also targets the service,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decides how many groups a service should have, from its load. Pure; `autoscaler.py` calls it.
 
 Each sample recommends a number of groups. A scale-up uses the lowest recommendation within its stabilization

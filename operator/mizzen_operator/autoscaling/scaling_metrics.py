@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prometheus series of each autoscaled service: saturation, desired groups, the maximum, decisions.
 
 The autoscaler of the leader updates them with each decision. The series of a service that is no longer

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds Secrets with API keys by label; only their metadata is read. Gateways of both kinds use it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Applies the gateway that serves a single InferenceService. `reconcile.py` calls it."""
 
 from __future__ import annotations

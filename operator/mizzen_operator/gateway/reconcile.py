@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reconciles a service's gateway, dedicated or shared, and advances the rotation of its keys.
 
 Each reconcile of a service calls this module before it handles the groups; the module then calls

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reconciles the gateway that the services of a namespace share, and the gateway's keys.
 
 `reconcile.py` calls it in the reconcile of each sharing service; a lock per namespace serializes these calls.

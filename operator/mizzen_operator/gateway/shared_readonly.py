@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads a shared gateway without updating it. `shared.py` uses it while the spec of a co-owner is invalid.
 
 A co-owner is a service that the live gateway serves; without its spec, the gateway's settings are unknown.

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads the routing tables of running gateways, and detects gateways that hang."""

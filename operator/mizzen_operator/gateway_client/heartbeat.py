@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Detects gateways that hang: each gateway gets a UDP ping every second and echoes it. For `watch.py`.
 
 An open HTTP request does not reveal a hang: the kernel keeps the connections of a stopped process. If a

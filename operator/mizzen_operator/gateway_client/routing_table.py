@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parses the routing tables of gateways (`GET /admin/engines`), and merges those of one service."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Watches the routing tables of gateways, with one long poll per gateway and service.
 
 The gateway answers the poll when the table changes.

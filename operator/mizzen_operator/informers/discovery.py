@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Waits at the start of the process until the API server serves every kind that the informers watch.
 
 kopf discovers kinds only once. If it started before the CRD was created, or while the API server was still

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Feeds watch events of kopf into the stores of `kube/store.py`.
 
 `main.py` registers the informers with kopf. kopf serves only to watch: it patches and persists nothing.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Polls the metadata of unwatched children to find manual edits and deletions.
 
 Manual edits of these kinds are rare. Watches would find them, but would have to be kept alive, and would also

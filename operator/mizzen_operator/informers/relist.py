@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HTTP session through which kopf lists and watches; it reads the lists before kopf does.
 
 kopf lists a collection, handles its objects one by one, watches from there, and lists again once the API

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tracks when each watch last got a response, and how long it has been failing, for liveness and metrics."""
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Secrets with CURVE keys and admin tokens: creation and rotation."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Caches each service's keys between reconciles; `gateway/reconcile.py` calls it."""
 
 from __future__ import annotations

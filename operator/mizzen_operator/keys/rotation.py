@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the Secrets of each service, and rotates their keys without restarts.
 
 During a rotation, two generations of keys are accepted. The next keys are written into the Secrets. Gateways

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Remembers how admission plugins change children, so that the operator does not undo their changes.
 
 An admission plugin may change a manifest whenever the operator applies it: clusters that set resources

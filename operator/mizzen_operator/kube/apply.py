@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Applies the manifest of each child whose live object differs from it, and removes foreign edits."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Per-service record of the children that were applied, so that unchanged children are not read again.
 
 No watch reports Secrets, ServiceAccounts, RoleBindings, NetworkPolicies or PodDisruptionBudgets. They are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Asynchronous client of the API server. Objects are plain dictionaries.
 
 Writes use one field manager, pass a rate limiter, and update the store of watched objects. Every request may

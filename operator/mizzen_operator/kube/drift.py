@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds foreign edits to children, in fields that only the operator may set. Pure.
 
 Server-side apply leaves alone all fields that a manifest does not name, because others may own them. But the

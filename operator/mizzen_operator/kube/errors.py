@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors of the API server, and which of them a retry cannot fix.
 
 `client.py` raises KubeError, and the writers of children raise Refused. `rejection` turns both into the

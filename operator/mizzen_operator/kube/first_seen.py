@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ages of objects on this process's monotonic clock.
 
 The clock of another machine, such as the API server's, may differ from ours by minutes. So a wait that begins

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JSON as Go's encoding/json writes it, for data that the API server compares byte by byte."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Versions at which children of unwatched kinds were last applied or compared.
 
 `apply.py` records them; `informers/metadata_poll.py` compares them with listed metadata to find drift.

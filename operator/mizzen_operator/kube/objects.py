@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Helpers for objects of any kind: timestamps, owners, conditions, digests."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads names and versions from pages of a list without decoding the objects themselves."""
 
 from __future__ import annotations

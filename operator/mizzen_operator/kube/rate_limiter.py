@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Token bucket that limits the rate of writes to the API server."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """References to objects, and their paths on the API server."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In-memory store of watched objects, fed by watch events, lists, and the responses to our own writes.
 
 An object is stored as JSON without managed fields, which takes a tenth of the memory of dictionaries, and

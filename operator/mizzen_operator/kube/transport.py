@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Connection to the API server: credentials and HTTP sessions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The controller: object changes enqueue services, and workers reconcile them.
 
 `main.py` runs it while this replica is the leader. A standby only records recent changes.

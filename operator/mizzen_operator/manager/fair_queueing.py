@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Concurrency limits of reconciles, and how namespaces share them. `workqueue.py` uses it.
 
 A reconcile that waits for a response costs almost nothing, but may take long: half a minute for an admission

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serves /healthz, /readyz and /metrics of the operator."""
 
 from __future__ import annotations

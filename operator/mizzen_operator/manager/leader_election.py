@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Leader election with a Lease of coordination.k8s.io, by the algorithm of client-go.
 
 Clocks of different machines are never compared: a Lease has expired once a replica has observed it unchanged

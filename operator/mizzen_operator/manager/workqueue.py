@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Work queue of services: each key is queued at most once, and never processed twice at the same time."""
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fetches models into caches by Jobs, and reports the progress of the downloads."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fetches a service's model into its cache by a Job, and reads the progress of the download.
 
 The Job's pod reports everything: its endpoint `/progress` returns the number of bytes fetched so far, and its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Progress of a model's download into its cache, and its consequences for the rollout. Pure.
 
 `model_cache/fetch.py` reads the progress from the fetch Job's pod; the reconciler holds rollouts back until

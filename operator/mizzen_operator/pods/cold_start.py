@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Startup timings of a group: reads them from its pods' status, and builds `status.coldStart`. Pure.
 
 `pods/group.py` reads the timings of every group. When the gateways first route to a group, the reconciler

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Problems of a pod and its containers: waiting, crash loop, unschedulable, disruption, lost device. Pure.
 
 Used for engine pods, gateway pods and pods that fetch models. If a container left a termination message, the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Groups: a service's engine pods, read into plain values. Pure.
 
 `pods/observe.py` reads the groups of a service. The planner, readiness gates and status use only these

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads the objects of one service, from the store or the API server, into plain values.
 
 This is the first step of every reconcile. It writes nothing, and the values contain no reference to a client.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Classifies engine failures by the container's termination message, or else by the kubelet's reason.
 
 The per-service metrics count failures by cause. A cause is the value of a metric label, so the set is fixed.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the readiness gates of engine pods: `mizzen.dev/routable` and `mizzen.dev/verified`.
 
 Each reconcile writes the gates that have changed, and continues with groups that have the new values. If a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sends golden prompts, through gateways, to groups that await verification, and judges the answers.
 
 If a pod has the readiness gate `mizzen.dev/verified`, gateways do not route to it until its condition of that

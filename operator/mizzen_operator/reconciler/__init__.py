@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reconciles one InferenceService: observe, plan, execute, write the status; or degraded mode."""

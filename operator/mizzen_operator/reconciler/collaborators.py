@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dependencies of reconcilers, built once per process; `main.py` passes them to `Reconciler`."""
 
 from __future__ import annotations

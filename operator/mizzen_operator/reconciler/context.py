@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """State of one reconcile: values computed so far, errors, and the result.
 
 `reconcile_service.py` fills in the context step by step. If the status has to be written before all steps are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Degraded mode: the spec of a service is not applied; only its readiness gates and its status are written.
 
 It applies if the spec was stored under another release's CRD and cannot be parsed, if the operator fails on

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reconciles one InferenceService whose spec is valid; `reconciler.py` calls it.
 
 A reconcile consists of ten steps, from observing the objects to writing the status.

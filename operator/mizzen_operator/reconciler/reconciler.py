@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry point of a reconcile: gets the service, parses it, and dispatches it to normal or degraded mode.
 
 The controller calls `Reconciler.reconcile` for each key of its work queue, never concurrently for the same

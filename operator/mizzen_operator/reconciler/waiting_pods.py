@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds out what pods without containers wait for: missing objects, or volumes that cannot be mounted.
 
 A kubelet reports both only in Events, which the operator has no permission to read.

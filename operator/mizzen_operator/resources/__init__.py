@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the manifests of all child objects. Pure."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the command line of an engine's container, and reads a pod's rank from it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the pods of a group; the group's tensor-parallel ranks are distributed across its pods."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the Job that fetches a model, and the volumes and paths of the model in all pods."""
 
 from __future__ import annotations

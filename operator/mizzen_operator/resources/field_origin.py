@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Translates paths of pod fields, in the API server's messages, to fields of the InferenceService."""
 
 from __future__ import annotations

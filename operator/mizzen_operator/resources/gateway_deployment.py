@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the Deployment, Service, ServiceAccount and RoleBinding of a gateway."""
 
 from __future__ import annotations

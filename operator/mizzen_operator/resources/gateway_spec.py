@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Description of a gateway, dedicated or shared, from which the builders create its objects."""
 
 from __future__ import annotations

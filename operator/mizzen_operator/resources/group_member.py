@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Identity of one pod of a group: its name and labels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the Secrets of a service: CURVE keys of engines and gateways, and the token of the admin API.
 
 A root Secret, which no pod mounts, contains the random values. The two Secrets that engine and gateway pods

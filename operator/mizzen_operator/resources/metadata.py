@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds parts that many manifests share: metadata, owner references, security contexts, probes, volumes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the NetworkPolicies of engine, gateway and fetch pods."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keeps the pods of a group away from nodes on which engines of the service lost their device."""
 
 from __future__ import annotations

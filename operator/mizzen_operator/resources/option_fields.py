@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Translates options of `mizzen`, in messages of pods, to the fields of the service that set them."""
 
 from __future__ import annotations

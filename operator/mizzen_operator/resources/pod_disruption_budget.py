@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the PodDisruptionBudgets of groups and gateways.
 
 Both set `minAvailable` to a number of pods, not to a percentage: the disruption controller would compute a

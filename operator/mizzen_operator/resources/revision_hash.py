@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Computes the name of a spec's revision; groups of another revision are replaced."""
 
 from __future__ import annotations

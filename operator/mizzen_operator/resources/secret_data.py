@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads values from Secrets, and encodes values for Secrets."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the description of a shared gateway, and the objects that only a shared gateway has.
 
 All services that share the gateway own its objects, so the garbage collector deletes them with the last

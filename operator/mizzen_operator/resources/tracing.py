@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the parts of gateway and engine pods that configure tracing."""
 
 from __future__ import annotations

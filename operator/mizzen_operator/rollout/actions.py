@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The planner's input and output: the target of a rollout, and the actions that lead to it."""
 
 from __future__ import annotations

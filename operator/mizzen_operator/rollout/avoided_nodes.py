@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nodes on which engines of a service lost their device repeatedly; its new groups avoid these nodes. Pure.
 
 A node advertises a broken GPU until an administrator intervenes, so the scheduler would choose the node again

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks by a dry run whether the API server accepts the pods of a revision, before a group is created.
 
 Some podTemplate fields, such as `affinity`, have no schema in the CRD, so that `kubectl apply` accepts

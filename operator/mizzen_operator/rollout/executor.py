@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Creates and deletes the pods of groups as planned; called by the reconciler after the planner.
 
 Repeating an action is safe: pod names are deterministic, and deletions have the uid as a precondition.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans the next actions for the groups of a service. Pure.
 
 The reconciler calls `plan` after every change. `plan` keeps no state between calls, so it needs no special

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Applies NetworkPolicies and the engines' PodDisruptionBudget, before the pods that they select exist."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Progress of a rollout: updates the rollout state, builds the planner's target, checks the deadline. Pure.
 
 The reconciler calls `update_state` once per reconcile, and passes the result of `build_target` to the

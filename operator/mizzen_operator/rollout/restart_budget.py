@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Restart budget: counts the failures of groups, and abandons groups and revisions that fail too often.
 
 Called only by `rollout/progress.py`. A group may fail `spec.lifecycle.maxGroupRestarts` times within an hour.

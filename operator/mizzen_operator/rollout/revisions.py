@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records each revision of a service as a ControllerRevision, so that groups of old revisions can be created.
 
 A record contains the fields of the spec that reach the engine, and the engine image. Its name contains the

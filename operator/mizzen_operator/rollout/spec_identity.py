@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Identity of a spec: its hash, and the id of its golden prompts.
 
 An abandoned spec remains abandoned until its hash changes. A change of `spec.replicas` does not change the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Determines the stable revision of a service, and the number of old groups that a rollout keeps.
 
 The stable revision is the last one that served with all its groups: a failed rollout goes back to it.

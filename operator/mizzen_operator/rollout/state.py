@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rollout state, which is kept in a service's status from one reconcile to the next.
 
 It consists of the stable revision, the progress of the newest revision, the failures of groups within the

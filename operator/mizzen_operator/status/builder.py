@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the status of a service whose spec is valid, and compares it with the stored status.
 
 The writer applies a status only if it differs from the stored one. So a status must not change while nothing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds all conditions of a service whose spec is valid, in the order in which the status lists them.
 
 To add a condition, write a function for it here, and call the function in `build_conditions`. Also add the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the status of a service in degraded mode, in which the spec is not applied.
 
 Degraded mode applies if the spec cannot be parsed, if the operator fails on it, or if the service is being

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes Events of a service: for changed conditions, and for groups that lost their device or node.
 
 The status writer calls it after each write of a status. A warning is not repeated within ten minutes.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names the field of a service that sets an image which a node cannot pull. Pure."""
 
 from __future__ import annotations

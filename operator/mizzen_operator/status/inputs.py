@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs of a status. The reconciler fills them in; `builder.py` and `conditions.py` read them."""
 
 from __future__ import annotations

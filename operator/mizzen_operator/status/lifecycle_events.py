@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Normal Events for the steps of a service that users wait for, from two consecutive statuses. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lists the Secrets, ConfigMaps and claims that pods need, with the spec field that names each. Pure.
 
 While a pod waits, the reconciler checks whether these objects exist: a kubelet reports a missing one only in

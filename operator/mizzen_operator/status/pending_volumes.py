@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Explains why a pod waits for its volumes, with the fields of the spec that name them. Pure.
 
 The scheduler, the kubelet and the volume controllers report causes only in Events, which the operator has no

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the conditions that depend only on pods and the gateway: Available, Scheduled, GatewayReady.
 
 `status/conditions.py` refines them according to the spec; `status/degraded_status.py` uses them unchanged.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prometheus series of each service: groups, conditions, restarts, rollouts, downloads and keys.
 
 The status writer of the leader updates them after each reconcile. Times come from the status, so the age of

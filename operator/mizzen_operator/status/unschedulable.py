@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Explains why no node fits a pod: names the fields of the service that set what the pod requests. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the status of services, and reports its changes as Events and metrics.
 
 No other module writes a status. A status is applied only if it differs from the stored one.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A container on the node of a local cluster does not start if it is stopped before its command runs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node of a local cluster runs pods as a kubelet does: environment, volumes, failures and logs."""
 
 from __future__ import annotations

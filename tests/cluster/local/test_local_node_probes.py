@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node of a local cluster: probes, hooks, Services, disruption budgets, GPUs and restarts."""
 
 from __future__ import annotations

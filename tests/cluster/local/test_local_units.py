@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of mizzen-local that need no cluster."""
 
 from __future__ import annotations

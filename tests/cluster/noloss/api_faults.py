@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A proxy in front of an API server that injects the faults of real API servers and networks.
 
     python api_faults.py --upstream URL --ca CA.crt --cert TLS.crt --key TLS.key --host HOST --port PORT

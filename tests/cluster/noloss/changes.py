@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Changes and faults of services under load: rollouts, scaling, deletions, killed and hung processes."""
 
 from __future__ import annotations

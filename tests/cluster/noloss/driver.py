@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs `load.py` in its own process, so that load and changes of services do not slow each other down."""
 
 from __future__ import annotations

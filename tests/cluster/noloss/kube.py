@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An asynchronous client of the API server with administrator rights, through `kubectl proxy`."""
 
 from __future__ import annotations

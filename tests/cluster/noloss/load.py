@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Send requests and streams continuously, and compare every answer with the expected one.
 
     python load.py PLAN.json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A cluster of processes on this machine, whose API server is behind the fault proxy `api_faults.py`."""
 
 from __future__ import annotations

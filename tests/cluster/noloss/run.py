@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs of changes and faults under load: a short one for `make test` and a long one for `make soak`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The services that are changed under load, and the lanes of the load plan; see `load.py`."""
 
 from __future__ import annotations

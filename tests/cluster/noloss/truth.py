@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare the condition Available of a service with probes that show whether the service works.
 
 A probe is a small request through the gateway with a short deadline; probes are sent at fixed intervals, even

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collects the inputs of `truth`: probes, observed statuses and faults of services, and machine samples."""
 
 from __future__ import annotations

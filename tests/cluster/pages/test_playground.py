@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The playground of a service in a cluster, in a real browser; the processes are real."""
 
 from __future__ import annotations

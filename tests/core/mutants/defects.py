@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mutants: production schedulers, each with one seeded defect in one of its methods."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CPU backend equals the reference, over page tables of every kind."""
 
 from __future__ import annotations

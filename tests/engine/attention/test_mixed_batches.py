@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Planners of captured batches give every decode and every chunk the attention of its own sequence."""
 
 from __future__ import annotations

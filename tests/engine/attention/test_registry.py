@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The choice of attention backends by device, and the errors for unsupported choices."""
 
 from __future__ import annotations

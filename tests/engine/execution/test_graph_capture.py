@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sequence of calls that capture a CUDA graph; fakes replace the CUDA functions."""
 
 from __future__ import annotations

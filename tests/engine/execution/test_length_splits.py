@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Length-aware splits of decode attention: the split plan, and which batches use length-aware graphs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traces of engine steps: what they contain, when they are written, and which errors are raised."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model on several ranks, as threads or processes, samples the same tokens as on one rank."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fair queue of grammar compilations divides compile time and queue capacity between tenants."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The grammar compile service limits time and memory, caches its results, and never blocks the engine."""
 
 from __future__ import annotations

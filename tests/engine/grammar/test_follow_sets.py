@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lookaheads passed to the grammar compiler leave all masks unchanged and reduce the compiler's work."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A mask is refilled only when it changes; at every step, it equals a mask that is refilled each time."""
 
 from __future__ import annotations

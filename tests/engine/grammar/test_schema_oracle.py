@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Texts of random grammars conform to their schemas and patterns, plain and in structural tags."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A JSON Schema is either enforced completely or rejected with an error that names the keyword.
 
 The package jsonschema validates texts that are sampled from the grammar of a schema.

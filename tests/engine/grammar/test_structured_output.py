@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Structured output of whole engines with random weights, whose logits never favor valid output."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CUDA sources compile without a GPU, and their machine code has the properties that make them fast."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs, in Triton's interpreter, the tests of tests/gpu that need no GPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cache of compiled kernels: the choice of its folder, and the safety of its files."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Selection, for each shape, of the kernel and tile config that were the fastest in measurements."""
 
 from __future__ import annotations

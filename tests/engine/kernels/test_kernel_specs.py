@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start-up compiles exactly the kernels that layers, attention and captured graphs load later."""
 
 from __future__ import annotations

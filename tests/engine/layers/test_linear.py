@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Linear layers: a GEMM that adds to the residual stream equals a GEMM followed by an addition."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RoPE scaling `yarn` and `dynamic`: frequencies equal those of Transformers, and contexts are extended."""
 
 from __future__ import annotations

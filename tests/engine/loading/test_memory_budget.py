@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The memory budget: KV pages that leave memory for steps, and advice if a GPU's memory is too small."""
 
 from __future__ import annotations

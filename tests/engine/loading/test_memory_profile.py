@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan of the step that measures memory is the largest that the options allow, and can be executed."""
 
 from __future__ import annotations

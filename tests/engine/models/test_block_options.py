@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of the block that no dense family uses equal the functions of gpt-oss in Transformers."""
 
 from __future__ import annotations

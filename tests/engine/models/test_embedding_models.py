@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of embedding models: without an LM head, or with tensor names that lack the base prefix."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The count of the parameters of a mixture of experts is that of the model in Transformers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logits equal Transformers' in float32, however a prompt is chunked, shared and batched."""
 
 from __future__ import annotations

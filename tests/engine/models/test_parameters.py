@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameters are counted as the engine and Transformers hold them."""
 
 from __future__ import annotations

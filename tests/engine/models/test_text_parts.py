@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The text parts of models for images are served, with the logits of the whole model for text."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Selection of the all-reduce method by size: the measured sizes, and the option `--all-reduce`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks write their logits directly to rank 0's buffer if the vocabulary splits evenly."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A program that has lost a rank exits, even if a GPU call never returns; fakes replace the GPU calls."""
 
 from __future__ import annotations

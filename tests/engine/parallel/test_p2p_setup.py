@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Peer-memory objects exist on all ranks or on none: if one rank fails or detects errors, no rank has them.
 
 Ranks are threads here. Fake allocations, collectives and kernels wait for all ranks at a barrier, so a rank

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Process groups set the environment variables and addresses that NCCL and gloo use."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of a captured step are resampled after the replay; eager operations replace the kernels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bias, penalties, end bans, masks and log probabilities equal a NumPy reference, in mixed batches."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sampling follows the reference distribution, and a row's token is the same alone and in a batch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Log probabilities, embeddings and penalized answers equal a reference, and requests can be resumed."""
 
 from __future__ import annotations

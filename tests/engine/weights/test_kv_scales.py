@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scales of an 8-bit KV cache: reading, exact folding into weights, and their benefit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loading a model folder: errors name the file, field or tensor."""
 
 from __future__ import annotations

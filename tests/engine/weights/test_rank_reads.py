@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each rank reads only its own bytes of a checkpoint, each once; together, the ranks read every tensor."""
 
 from __future__ import annotations

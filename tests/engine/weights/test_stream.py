@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """File ranges of any size and position are streamed completely; errors name the file."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Admission by requests and tokens: fairness between tenants, eviction, reservations and counters."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start-time fair queueing: fairness bounds, order, priorities and costs."""
 
 from __future__ import annotations

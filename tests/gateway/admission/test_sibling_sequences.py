@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests with more sequences than can run at once: sequences wait, and other requests are not delayed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests that wait: for an engine, for capacity, and until their deadline."""
 
 from __future__ import annotations

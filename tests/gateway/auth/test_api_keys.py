@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """API keys over real HTTP with the official client: key files, authentication and permissions."""
 
 from __future__ import annotations

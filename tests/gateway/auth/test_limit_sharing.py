@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gateway processes share the limits of a key: all together admit what it allows, however requests arrive."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits of a key (requests and tokens per minute, parallel requests) over HTTP with the official client."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Token buckets never give out more tokens than their rate allows; a refill first pays off a debt."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Discovery of engine pods by list and watch, against a server that speaks the Kubernetes API's protocol."""
 
 from __future__ import annotations

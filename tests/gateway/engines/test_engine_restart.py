@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engines that restart during a key rotation: state of the old process is discarded."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The routing table: which engines serve, and the reported reasons why others do not."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Health of engines: requests avoid unresponsive, stuck and failing engines in time."""
 
 from __future__ import annotations

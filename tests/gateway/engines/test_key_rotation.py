@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CURVE keys are rotated while streams run: no stream fails, and removed keys open no connection."""
 
 from __future__ import annotations

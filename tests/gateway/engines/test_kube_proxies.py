@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The API server is reached through the environment's proxy, unless NO_PROXY names its address or network."""
 
 from __future__ import annotations

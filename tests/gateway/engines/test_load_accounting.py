@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The load of an engine includes each of this gateway's requests until the request's last token."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Golden prompts at the gateway: an engine that awaits verification gets no other prompts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bodies as well-known clients send them, with fields that do not change the answer.
 
 The bodies have the form in which the clients send a second turn, that is, with the first answer in it.

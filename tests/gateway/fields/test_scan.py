@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Unknown fields are removed from bodies without being decoded, and everything else is kept and checked."""
 
 from __future__ import annotations

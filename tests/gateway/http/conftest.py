@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Connections to ASGI apps; tests control the client's end and the server's end."""
 
 from __future__ import annotations

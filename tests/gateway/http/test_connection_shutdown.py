@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Connections at shutdown: a request that has been sent is answered."""
 
 from __future__ import annotations

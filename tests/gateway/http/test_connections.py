@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clients that send too much or too slowly, do not read, or disconnect."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compressed request bodies: decompressed within the limits, or rejected with a reason."""
 
 from __future__ import annotations

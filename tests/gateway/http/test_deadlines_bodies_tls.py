@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deadlines, bodies, CORS and TLS over real HTTP, with the official client."""
 
 from __future__ import annotations

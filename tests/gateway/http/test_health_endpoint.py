@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`GET /health` on the API's port: 200 if and only if a request would be served."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hostile sockets on either side: garbage instead of HTTP, garbage frames, clients that do not read."""
 
 from __future__ import annotations

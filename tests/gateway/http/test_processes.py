@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several gateway processes behind one port and one admin port."""
 
 from __future__ import annotations

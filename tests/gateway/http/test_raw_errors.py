@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors that the server answers without calling the application, and HTTP/1.0 clients."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests for paths and methods that no endpoint has: the message names what to use."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests to upgrade to another protocol, and tunnels."""
 
 from __future__ import annotations

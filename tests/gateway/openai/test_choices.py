@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several choices of one request: placement, shared prompt, limits and failures."""
 
 from __future__ import annotations

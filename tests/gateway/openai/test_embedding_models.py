@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Embedding models: the pooling that a model's files specify, and engines that cannot generate."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests of all endpoints: the official OpenAI client, a real gateway and a scripted engine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hostile and meaningless bodies: every endpoint names the fault and keeps serving."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mutated valid bodies are accepted or get 400, never 500."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The OpenAPI document matches the endpoints, and docs/openai.md describes every field in it."""
 
 from __future__ import annotations

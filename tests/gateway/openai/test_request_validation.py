@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Validation of chat and completion requests over HTTP: accepted defaults, and 400s that name the field."""
 
 from __future__ import annotations

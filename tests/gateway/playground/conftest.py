@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A browser with the playground of a gateway whose engine is scripted."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chats in a real browser: streaming, settings, stopping, errors and keys."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A chat with the demo model on a real engine; its picture is in the documentation."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The playground's document over HTTP: its headers, and who may read it."""
 
 from __future__ import annotations

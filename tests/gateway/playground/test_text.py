@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model's text in a real browser: Markdown becomes elements, and nothing becomes script or markup."""
 
 from __future__ import annotations

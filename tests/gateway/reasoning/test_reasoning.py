@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reasoning is separated from content, however text is split into pieces; reasoning tokens are counted."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clients that do not read their answers: their unread output is bounded, and other clients are served."""
 
 from __future__ import annotations

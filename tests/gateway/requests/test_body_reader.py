@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Large bodies are parsed in a thread; bodies whose parsing would hold the interpreter lock are rejected."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests are freed by reference counting as soon as they end, without the garbage collector."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The store of responses: its bounds, shares of owners, expiry, and accounting of shared turns."""
 
 from __future__ import annotations

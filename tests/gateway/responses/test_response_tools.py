@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tools, options and items as agents such as Codex send them to the Responses API."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Responses API with the official OpenAI client: input items, output items and stream events."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stored responses with the official OpenAI client: conversations by id, retrieval, deletion, isolation."""
 
 from __future__ import annotations

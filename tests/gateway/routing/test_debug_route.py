@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Routing of sessions; routing decisions that response headers and the debug endpoint show."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The prefix index and the circuit breaker, each compared with a model; memory of the prefix index."""
 
 from __future__ import annotations

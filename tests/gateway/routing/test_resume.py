@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Answers that resume on another engine: clients see no gap, no repeated token, and correct counts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engine processes are killed or stopped while they answer; all answers equal those of an undisturbed run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engines that fail or refuse requests: retries, errors, and which failures count against an engine."""
 
 from __future__ import annotations

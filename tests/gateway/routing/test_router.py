@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Routing by prefixes, sessions, load and bounds; agreement of several gateways; random admissions."""
 
 from __future__ import annotations

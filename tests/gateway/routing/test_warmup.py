@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A new engine's cache is filled with the hottest prefixes before it serves, without delaying requests."""
 
 from __future__ import annotations

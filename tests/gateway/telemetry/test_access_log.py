@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Access log: one line of JSON per request, without prompts by default."""
 
 from __future__ import annotations

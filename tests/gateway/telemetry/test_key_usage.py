@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Usage by API key: the number of series is bounded, no request is lost, and no counter falls."""
 
 from __future__ import annotations

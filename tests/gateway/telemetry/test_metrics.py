@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics of the gateway: counts, bounded labels, and fast metrics that equal those of the client library."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The port that answers pings, tested over real sockets."""
 
 from __future__ import annotations

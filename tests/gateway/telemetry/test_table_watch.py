@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Long polls of the admin API for a changed routing table."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traces that a collector receives by OTLP over HTTP: spans, their nesting and their attributes."""
 
 from __future__ import annotations

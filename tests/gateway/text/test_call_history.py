@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chat templates show every call of earlier turns, whatever arguments a client sends back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Incremental decoding gives the same text as decoding all tokens at once, with and without stop strings."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts that exceed the context length are rejected early; at most two huge texts are tokenized at once."""
 
 from __future__ import annotations

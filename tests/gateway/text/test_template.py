@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chat templates render as in Transformers, within limits of time and size."""
 
 from __future__ import annotations

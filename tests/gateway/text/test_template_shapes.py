@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversations in OpenAI's form render as in Transformers, with chat templates of more than 40 shapes.
 
 `templates/shapes` holds a template per model family, in its shape but not its words. Its first line states

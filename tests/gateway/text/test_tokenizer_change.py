@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rollouts that change the tokenizer: an engine never gets a prompt from another model's tokenizer."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Incremental decoding equals decoding all tokens at once, for the kinds of tokenizers of real models.
 
 Each tokenizer has the pre-tokenizer, normalizer and decoder of the models' files, and is trained on text in

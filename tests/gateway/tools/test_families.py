@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Detection of a model's tool family, and conversion of call ids."""
 
 from __future__ import annotations

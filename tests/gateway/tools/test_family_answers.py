@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Answers in the formats of several families, with reasoning, content and calls, over HTTP."""
 
 from __future__ import annotations

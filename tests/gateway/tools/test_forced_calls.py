@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forced tool calls of the demo model, which has no tool format; the engine enforces them by grammars."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests of the official OpenAI client: reasoning over HTTP, and invalid tools."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Relaxed schemas pass the engine's check, and accept every value that the original schema accepts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Streamed tool calls as clients with little code read them: one kind of output per event.
 
 Many clients read only `tool_calls[0]` of an event, or only one of reasoning, content and tool calls.

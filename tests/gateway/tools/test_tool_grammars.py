@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grammars of tool calls, checked by random walks: forced grammars produce only calls."""
 
 from __future__ import annotations

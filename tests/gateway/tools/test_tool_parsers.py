@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tool call parsers of every family: valid and malformed calls, however the text is split into pieces."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tools and reasoning over HTTP with the official OpenAI client: requests, prompts, grammars, responses."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls whose arguments are not JSON: tags whose text the tool's schema converts, and Python's literals."""
 
 from __future__ import annotations

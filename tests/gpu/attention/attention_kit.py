@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A random paged KV cache and mixed batches, for the tests that compare attention backends."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashInfer kernels for tests: `need` skips a test whose kernel is not compiled.
 
 With MIZZEN_COMPILE=1, `need` skips no test; instead, its first call compiles all kernels.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In one batch, any decode backend works with any prefill backend.
 
 The default pair is tested with each head dimension, and with various group and page sizes.

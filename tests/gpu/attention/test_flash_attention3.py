@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fa3 backend equals the reference, over scattered pages, cached prefixes and sliding windows."""
 
 from __future__ import annotations

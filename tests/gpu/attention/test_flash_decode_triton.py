@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Split-KV decode attention equals the reference, on a GPU or in Triton's interpreter
 (TRITON_INTERPRET=1)."""
 

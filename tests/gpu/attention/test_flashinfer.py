@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The flashinfer backends equal the reference, over scattered pages, cached prefixes and sliding windows.
 
 With MIZZEN_COMPILE=1, as in `make test-gpu`, kernels that are missing in the package are compiled first, in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decode attention with length-aware splits equals the reference, for any lengths.
 
 The plan's test runs in Triton's interpreter too (TRITON_INTERPRET=1).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Comparison of the engine's log probabilities on a GPU, in bfloat16, with those of Transformers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A random load on an engine, with all kinds of requests and with aborts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Captured decode steps sample the same tokens as eager ones, for any batch and number of steps in flight."""
 
 from __future__ import annotations

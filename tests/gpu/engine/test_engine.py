@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine on a CUDA device samples the same tokens as Transformers and the CPU, whatever the batch."""
 
 from __future__ import annotations

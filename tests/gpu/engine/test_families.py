@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every kind of decoder layer on a GPU, in bfloat16: log probabilities equal those of Transformers."""
 
 from __future__ import annotations

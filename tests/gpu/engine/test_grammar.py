@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Structured output on a GPU, with and without graphs; the host fills masks while the model runs."""
 
 from __future__ import annotations

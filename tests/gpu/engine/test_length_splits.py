@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Captured steps with length-aware splits sample the same tokens as eager steps, even for uneven contexts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory under load: a full KV cache never exhausts the GPU, and minutes of arrivals and aborts leak nothing.
 
 MIZZEN_LOAD_SECONDS sets the total duration of the random load: 20 by default, 240 by `make test-gpu`.

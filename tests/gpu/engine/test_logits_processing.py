@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processed logits, log probabilities and embeddings on a GPU equal the CPU's, with graphs too.
 
 The kernel's test runs in Triton's interpreter too (TRITON_INTERPRET=1).

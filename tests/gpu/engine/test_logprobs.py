@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Log probabilities of decode steps equal the eager reference, with captured and with uncaptured kernels.
 
 All but the tests of whole engines run in Triton's interpreter too (TRITON_INTERPRET=1).

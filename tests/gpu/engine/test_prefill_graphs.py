@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Captured steps with prefill give the same logits and KV as eager steps, for any mix of requests."""
 
 from __future__ import annotations

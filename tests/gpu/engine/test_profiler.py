@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step trace on a GPU contains the steps' names and their kernels, including those of captured graphs."""
 
 from __future__ import annotations

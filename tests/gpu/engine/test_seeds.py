@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A seeded request samples the same tokens alone, with other requests and among aborts."""
 
 from __future__ import annotations

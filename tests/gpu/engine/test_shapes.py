@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logits equal Transformers' on seeded random weights.
 
 The models have the shapes of Qwen3-0.6B and Llama-3.2-1B, and a small shape of each family.

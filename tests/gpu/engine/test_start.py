@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start-up on a GPU: the reported progress, and the fallback if a kernel package is missing."""
 
 from __future__ import annotations

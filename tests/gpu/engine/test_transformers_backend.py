@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models that run through Transformers on a GPU: log probabilities equal those of Transformers itself."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Helpers of the GEMM tests: seeded operands, comparisons, and chains of overlapping kernels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fused gate-up SwiGLU GEMM equals PyTorch's GEMM followed by SwiGLU, also in a chain of kernels."""
 
 from __future__ import annotations

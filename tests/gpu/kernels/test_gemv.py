@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GEMV equals PyTorch's, alone and in a chain of overlapping kernels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each fused kernel equals the operations that it fuses: on a GPU, or in Triton's interpreter
 (TRITON_INTERPRET=1)."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small-M GEMMs equal PyTorch's with every tile config, alone and in a chain of overlapping kernels."""
 
 from __future__ import annotations

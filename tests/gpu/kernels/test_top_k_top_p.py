@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The top-k/top-p/min-p kernel samples the same tokens as the eager sampler."""
 
 from __future__ import annotations

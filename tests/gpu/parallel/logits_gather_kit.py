@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logits of an LM head that is sharded over GPUs: written to rank 0's buffer by peers, or gathered."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Helpers for tests on several GPUs: models, requests, and calls in separate processes.
 
 In PyTorch, only the first process group that a process creates can use peer memory; later ones use only NCCL.

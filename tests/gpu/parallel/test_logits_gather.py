@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logits that ranks write directly to rank 0's buffer equal gathered logits."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several GPUs under load, and engines that exit within seconds when a rank is lost.
 
 MIZZEN_LOAD_SECONDS sets the duration of the random load: 20 by default, 300 for the full test.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model on several GPUs gives the same tokens and logprobs as on one GPU, with every all-reduce method."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Addresses of pods and Services in URLs, with IPv4 and IPv6."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """KServe's CRD has the same kind and plural in another group; `infsvc` and the full name stay unambiguous."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CRD on a real API server: defaults, validation, columns and `kubectl explain`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The GPU memory check: its arithmetic, and a service whose model cannot fit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Condition types and reasons are constants of one module, and docs/conditions.md explains each of them."""
 
 from __future__ import annotations

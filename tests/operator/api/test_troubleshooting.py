@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/troubleshooting.md leads from symptoms to reasons that exist, and to pages and headings that exist."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The autoscaler in the operator's process, with a real API server and simulated gateways."""
 
 from __future__ import annotations

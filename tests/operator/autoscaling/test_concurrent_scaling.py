@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scaling decisions that hang in one namespace do not delay scaling decisions in other namespaces."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decisions of the autoscaler: metrics, limits, stabilization windows, and scaling to zero."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Series of the autoscaler: saturation, desired groups, the maximum and decisions."""
 
 from __future__ import annotations

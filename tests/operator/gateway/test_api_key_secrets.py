@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A gateway selects Secrets with API keys by label: the selection, and the operator on a real API server."""
 
 from __future__ import annotations

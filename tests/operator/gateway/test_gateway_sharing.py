@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Model names and settings of services that share a gateway: the oldest service takes precedence."""
 
 from __future__ import annotations

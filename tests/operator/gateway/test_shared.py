@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Services that share a gateway: the operator on a real API server and garbage collector."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operator creates children without reading them first, but never takes over an existing object."""
 
 from __future__ import annotations

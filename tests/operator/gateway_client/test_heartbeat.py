@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The heartbeat monitor detects hung gateways and no others: real sockets, and a stopped gateway process."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The routing state of a service is merged from the reports of its gateways."""
 
 from __future__ import annotations

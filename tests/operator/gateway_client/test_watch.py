@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The watch of gateways reports routing changes at once, and reports no wrong state if gateways fail."""
 
 from __future__ import annotations

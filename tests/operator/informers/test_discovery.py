@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An operator that starts before its CRD, or while the API server starts, works once both are there."""
 
 from __future__ import annotations

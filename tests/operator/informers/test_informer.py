@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stores that kopf fills from a real API server, through a proxy that injects faults."""
 
 from __future__ import annotations

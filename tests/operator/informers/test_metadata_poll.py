@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Intervals at which the operator reads unwatched children again to compare them with the spec."""
 
 from __future__ import annotations

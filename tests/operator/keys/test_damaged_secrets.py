@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Damaged key Secrets: the status of the service names the Secret and the remedy."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keys are rotated without an outage: on a real API server, and with a crash between any two steps."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Changes by admission plugins are left as they are, and edits by others are not reverted without end."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optional children of a service are applied, corrected and removed with as few requests as possible."""
 
 from __future__ import annotations

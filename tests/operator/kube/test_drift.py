@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Children that are edited or deleted by hand: the operator reverts edits and recreates deleted children."""
 
 from __future__ import annotations

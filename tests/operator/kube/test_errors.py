@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Groups of a service are still managed while the API server rejects another object of the service."""
 
 from __future__ import annotations

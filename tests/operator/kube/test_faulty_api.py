@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operator behind a proxy that injects refusals, lost responses, latency and cut watches."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ages of objects do not depend on any wall clock."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The store of the API server's objects never goes back to an older version, and finds objects by label."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The controller: the order in which a new leader reconciles services, and the end of its workers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fair queueing: slow reconciles of one namespace do not delay the reconciles of other namespaces."""
 
 from __future__ import annotations

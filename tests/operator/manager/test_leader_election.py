@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An operator makes its Deployment the Lease's owner; if it cannot read the Deployment, it still leads."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operator's options, and the staleness of its watches."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The work queue: a key has at most one entry and one worker at a time; delays, back-off, low priority."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models that are fetched before engines start: a real API server and Job controller, with simulated pods."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Progress of downloads, and its consequences for a rollout."""
 
 from __future__ import annotations

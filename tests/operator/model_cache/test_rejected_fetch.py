@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rejected fetch pods: a dry run finds the cause, because the Job controller reports it only in events."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Startup timings of groups, and `status.coldStart`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reason and message of pods that do not run, derived from the states of their containers."""
 
 from __future__ import annotations

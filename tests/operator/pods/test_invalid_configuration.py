@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engines whose configuration cannot work: the reason, the fields in the message, and no restarts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lost nodes and devices: groups move without waiting for the lost pod, and one Event gives the reason."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All pods of a multi-pod group start, serve, fail and are deleted together."""
 
 from __future__ import annotations

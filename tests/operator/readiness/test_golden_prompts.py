@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Golden prompts: verdicts on answers, and the effect of a wrong answer on a rollout."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Services come to rest although admission plugins rewrite the Deployments of their gateways."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The children of a service are created and repaired; objects of other owners are left alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Degraded mode: a service with an unusable spec keeps running, and its status reports the problem."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The status of a service that is being deleted, and of one whose gateway is rejected."""
 
 from __future__ import annotations

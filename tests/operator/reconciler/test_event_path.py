@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The calls from a watch event to `POST pods` are few, and docs/operator.md lists exactly these calls."""
 
 from __future__ import annotations

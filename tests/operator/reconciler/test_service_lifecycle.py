@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The life of a service: it starts, scales, and changes its spec."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of child objects: valid for every kind, and different for different services."""
 
 from __future__ import annotations

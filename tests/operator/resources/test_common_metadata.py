@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All objects and pods of a service have the labels and annotations of `spec.commonMetadata`."""
 
 from __future__ import annotations

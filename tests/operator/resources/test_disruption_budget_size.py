@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The `minAvailable` of PodDisruptionBudgets."""
 
 from __future__ import annotations

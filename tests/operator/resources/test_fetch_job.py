@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fetch Job, its claim, and engine pods with models that are cached on their nodes."""
 
 from __future__ import annotations

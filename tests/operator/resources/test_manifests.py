@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engine pods, gateways and keys, rendered from a spec with the API server's defaults."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rendered pods of multi-pod groups: how they find each other, and where they run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NetworkPolicies of a service: allowed peers of each port; a changed spec creates or deletes policies."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pods of groups that avoid nodes: the API server accepts them, and they keep the affinity of the spec."""
 
 from __future__ import annotations

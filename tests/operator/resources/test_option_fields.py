@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every option that the operator sets is translated to the field from which its value comes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every pod of the product meets Pod Security `restricted`, as checked by the API server's admission.
 
 The namespaces of all other operator tests enforce this level too.

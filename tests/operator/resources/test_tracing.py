@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tracing in pods: the collector's endpoint and headers, from the service or from the operator's options."""
 
 from __future__ import annotations

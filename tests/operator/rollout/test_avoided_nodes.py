@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nodes on which engines lost their GPU twice within an hour are avoided, for a bounded time and number."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An invalid podTemplate is reported before any group is deleted; the message names the service's fields."""
 
 from __future__ import annotations

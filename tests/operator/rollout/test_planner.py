@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The planner plans the expected actions in each case of its table; see also `test_planner_properties.py`."""
 
 from __future__ import annotations

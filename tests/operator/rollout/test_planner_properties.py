@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The planner in random rollouts with faults, which the state machine of `rollout_machine.py` generates.
 
 The tests are tested as well: the table of the planner's rules kills every mutant of the planner, and the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rollout state in a status: stable revision, progress deadline, restart budget."""
 
 from __future__ import annotations

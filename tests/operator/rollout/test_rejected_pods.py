@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Services while the API server rejects their pods because of a quota or a failing webhook."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ControllerRevisions accept every patch, so that the garbage collector can remove their owner."""
 
 from __future__ import annotations

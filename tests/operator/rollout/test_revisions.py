@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ControllerRevisions are recorded once, restored, and rewritten after an upgrade of the operator."""
 
 from __future__ import annotations

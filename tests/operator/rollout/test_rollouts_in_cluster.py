@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rollouts, replacements and evictions of groups against a real API server."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conditions and status object that follow from the status inputs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Events of a service: which changes are reported, and that warnings are not repeated."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An image that cannot be pulled: the message names the field that sets it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Normal Events for the steps that users wait for."""
 
 from __future__ import annotations

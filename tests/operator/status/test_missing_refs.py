@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Objects that pods need; if an object is missing, the message names the spec's field that refers to it."""
 
 from __future__ import annotations

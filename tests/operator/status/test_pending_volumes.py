@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pod that waits for its volumes: the message names the fields, and what the claims' states show."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Series of each service: starts, restarts, rollouts and ages of keys, recorded by the reconciles."""
 
 from __future__ import annotations

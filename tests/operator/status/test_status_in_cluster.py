@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The status of a running service names the object or setting that blocks the service."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scheduler messages name the fields of the manifest, and Failed does not contradict them."""
 
 from __future__ import annotations

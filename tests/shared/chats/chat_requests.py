@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A chat request and its streamed answer, for tests of the gateway."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests to a gateway whose engine runs the demo model."""
 
 from __future__ import annotations

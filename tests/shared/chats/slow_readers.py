@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Streams over connections with small buffers, for tests of clients that do not read their answers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tool calls as the models of each family write them, strategies that generate such texts, and parsing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chats with tools, and the requests that engines get for them."""
 
 from __future__ import annotations

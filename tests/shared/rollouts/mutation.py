@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mutants of a module: copies with one condition, number, operand, element or statement changed.
 
 Mutants depend only on the syntax of the source, so names and wording do not matter. If a mutant behaves like

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Notation for cases of the rollout planner: a target, the existing groups, and the expected actions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of the planner's rules: the actions that it must plan for a target and the existing groups.
 
 Each case has a line with the property that it checks, and a line `TARGET: GROUPS -> ACTIONS` in the notation

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A service and its groups in a simulated cluster, for the state machine of `rollout_machine.py`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random rollouts and faults: a Hypothesis state machine of a service, its groups and the operator.
 
 Groups have one pod or several. Specs change; pods start, serve, fail, are evicted and vanish. The operator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ASGI apps for tests of HTTP connections."""
 
 from __future__ import annotations

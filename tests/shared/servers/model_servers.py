@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fake model hub and S3 bucket that inject faults of real servers; they listen on loopback by default."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A fake OCI registry that injects faults of real registries, for tests of fetches; see model_servers.py."""
 
 from __future__ import annotations

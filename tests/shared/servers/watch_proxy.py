@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A proxy that cuts, mutes and refuses the watches of an API server."""
 
 from __future__ import annotations

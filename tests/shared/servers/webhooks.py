@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Admission webhooks that block all pods of a namespace: one is unreachable, the other never answers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interface of attention backends, and the paged KV cache that they read.
 
 The tokens of a step form one batch: one token per decode row, followed by the tokens of each prefill chunk.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention backend for the CPU.
 
 Attention on a CPU is bound by memory traffic. So KV is read in place where possible, and a prefix that

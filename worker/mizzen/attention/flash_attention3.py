@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashAttention 3 (arXiv 2407.08608) over paged KV, from sgl-kernel's build for Hopper.
 
 Kernels read the lengths and the page table on the device, so each replay of a captured graph uses their

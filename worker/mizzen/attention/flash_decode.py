@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention backend for decodes; it runs Mizzen's own split-KV kernels over paged KV.
 
 The kernel is `mizzen.kernels.attention.flash_decode_mma` on Hopper and later GPUs, for the shapes that it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashInfer backend (arXiv 2501.01005) over paged KV, with FlashInfer's fa2 and fa3 kernel templates.
 
 The host plans the tiling of a batch from its lengths; page indices are built on the device. A captured batch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans captured batches of decodes and prefill chunks, from lengths in device memory.
 
 The numbers of decodes and chunks differ from replay to replay, but the host's decisions (grids of kernels,

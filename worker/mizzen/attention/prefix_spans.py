@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds runs of consecutive KV slots that several rows of a batch can read together, called shared KV spans.
 
 Attention over a set of tokens does not depend on their order, and partial results merge exactly by their

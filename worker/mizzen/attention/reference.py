@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reference backend in plain PyTorch for any device; other backends are tested against it."""
 
 from __future__ import annotations

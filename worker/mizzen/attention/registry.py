@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention backends by name, and the selection of the default backend."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requirements of attention backends, and errors that say which requirement is not met."""
 
 from __future__ import annotations

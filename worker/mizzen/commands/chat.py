@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`mizzen chat`: a conversation with a model on the terminal."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start, monitor and stop child processes.
 
 `mizzen serve` runs its engine and its gateway in this way.

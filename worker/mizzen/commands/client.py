@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Minimal client of the OpenAI API, used by `chat` and `complete`; it streams the text of answers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`mizzen complete`: writes the answer to one prompt, for scripts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`mizzen fetch`: downloads a model from a hub, a bucket or a registry into a folder."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`mizzen inspect`: says before a model is loaded whether it is served, and which contexts fit on a GPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models that `serve` accepts: a folder on this machine, or a source from which it fetches the model."""
 
 from __future__ import annotations

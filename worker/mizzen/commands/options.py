@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Convert configuration dataclasses to command line options, and configurations to command line arguments."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`mizzen engine` and `mizzen gateway`, the main processes of the pods."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Displays for the startup progress of `mizzen serve`, on terminals and in log files."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Probe the readiness of the processes of `mizzen serve` over HTTP."""
 
 from __future__ import annotations

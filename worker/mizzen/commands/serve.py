@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`mizzen serve`: runs a gateway and an engine on this machine, as the same processes that run in pods."""
 
 from __future__ import annotations

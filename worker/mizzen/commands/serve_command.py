@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands that recognize the options of vLLM and SGLang, and say what to write instead."""
 
 from __future__ import annotations

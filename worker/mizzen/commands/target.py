@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Target of `chat` and `complete`: the URL of a service, or a model folder, which is served temporarily."""
 
 from __future__ import annotations

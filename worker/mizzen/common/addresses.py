@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Addresses of hosts, which may be IPv6 addresses without brackets, as Kubernetes writes those of pods."""
 
 from __future__ import annotations

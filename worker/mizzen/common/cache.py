@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The folder in which Mizzen caches files on this machine, and the way they are written."""
 
 from __future__ import annotations

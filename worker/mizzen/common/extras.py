@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Explains missing packages: which extra of the distribution `mizzen` installs them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of vLLM's `vllm serve` and SGLang's launcher, and their counterparts in Mizzen.
 
 The command line and `LLM` explain an unknown option with this table, and `scripts/option_table.py` writes it

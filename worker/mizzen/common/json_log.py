@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Structured logs of gateways and engines: one JSON object per line. Prompts and keys are never logged."""
 
 from __future__ import annotations

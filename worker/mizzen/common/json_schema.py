@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JSON Schema keywords (draft 2020-12), grouped by the type they constrain and by whether grammars enforce
 them.
 """

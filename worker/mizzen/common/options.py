@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Self-describing fields of configuration dataclasses: each field has a help text, choices and bounds.
 
 Command line options are generated from these fields, so an option and its field cannot differ.

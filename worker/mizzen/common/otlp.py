@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings for the export of spans by OTLP over HTTP, shared by gateways and engines.
 
 This module does not import OpenTelemetry; `mizzen.common.span_export` does.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds files that Mizzen is distributed with: the CRD, the charts, the examples and the demo model.
 
 In a checkout of the repository, they lie in its root folder. A wheel carries them in the package `mizzen`, in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chooses the proxy for a URL from the environment, by the rules of Go's HTTP clients, such as kubectl.
 
 Python's own rules differ: they ignore networks in NO_PROXY. Clusters that give all pods a proxy list their

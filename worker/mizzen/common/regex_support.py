@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that a regular expression uses only features that grammars enforce."""
 
 from __future__ import annotations

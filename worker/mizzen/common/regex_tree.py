@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parses regular expressions into trees.
 
 The parser accepts the syntax that ECMA 262 and Python's `re` read alike. Everything else is an error, so a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times of a traced request in the engine, from which its spans are created after it has finished.
 
 Only requests of sampled traces have a `RequestTimeline`. The scheduler updates it when it launches a prefill

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Check that a JSON schema is well-formed; the engine that compiles it checks the rest."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run groups of coroutines that fail together."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tokenizer of a model folder as `tokenizer.json`, also if the folder has it in another format.
 
 A `tokenizer.model` (SentencePiece) or `tekken.json` (Mistral) is converted by Transformers, in a child

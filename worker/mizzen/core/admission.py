@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Admission: moves waiting requests into a step while slots, pages and prefill tokens are left."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The decoding requests, as arrays indexed by slot, so that a step needs no loop over requests.
 
 Every request of the batch gains one token per step. Counters that grow with it are stored minus the step

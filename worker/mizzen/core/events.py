@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Events that a scheduler receives between two steps."""
 
 from __future__ import annotations

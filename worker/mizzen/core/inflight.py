@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps in flight, and frees of slots and pages that are deferred until these steps are complete.
 
 The scheduler launches step N+1 before it reads the tokens of step N. A launched step may still use a slot or

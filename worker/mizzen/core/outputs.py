@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Outputs of the scheduler: tokens and side outputs by request, finished requests, cache events and load."""
 
 from __future__ import annotations

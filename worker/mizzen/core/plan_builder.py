@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds one `StepPlan`: page writes, slot starts and prefill chunks, within a token budget."""
 
 from __future__ import annotations

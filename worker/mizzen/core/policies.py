@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scheduling policies: the order in which waiting requests are admitted. One function per policy."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Preemption: chooses running requests to retract in favor of a waiting request of higher priority."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Distributes the prefill budget of a step among running prefills and waiting requests."""
 
 from __future__ import annotations

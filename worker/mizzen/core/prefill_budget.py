@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adaptive prefill token budget: limits the prompt tokens of steps that also decode."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests to the scheduler, and the results with which they finish."""
 
 from __future__ import annotations

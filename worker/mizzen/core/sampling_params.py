@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sampling parameters: the single definition for the API schema, the wire format and the engine.
 
 Each parameter is a field of `SamplingParams`, declared with `parameter()` together with its default, its

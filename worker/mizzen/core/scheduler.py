@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scheduler: continuous batching with chunked prefill.
 
 The engine's loop calls `schedule` for the next `StepPlan`, and `complete` with the tokens of a step. The

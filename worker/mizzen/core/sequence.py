@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scheduler's state of one request.
 
 Pages of a running request, by column of its page-table row:

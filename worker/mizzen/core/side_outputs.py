@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slot options of requests, and the routing of side outputs (log probabilities, embeddings) to requests."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The contract between scheduler and runners: step plans, their results, and the `Runner` protocol.
 
 A runner needs nothing but the plans, in order: they update its device state (page table, lengths, last tokens

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A filter that finds stop tokens among the sampled tokens of a batch, without a loop over requests."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Validation of new requests: each is rejected with a reason, or becomes a `SequenceState`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The queue of requests that wait for a slot, by priority and arrival."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engine options, shared by `mizzen engine`, `mizzen serve` and `LLM`.
 
 Each field declares its help text and its allowed values (see `mizzen.common.options`). The command-line

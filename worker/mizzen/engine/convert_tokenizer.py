@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Program that converts a model's tokenizer to `tokenizer.json`: `convert_tokenizer FOLDER SOURCE OUTPUT`.
 
 `tokenizer_json` runs it as a child process. The last line of its standard error is the reason of a failure.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The inference engine: accepts requests and returns their tokens, one step at a time.
 
 The serving loop (`mizzen.server.serving_loop`) and `LLM` call it. Only `submit` and `abort` are thread-safe.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Largest batches for which CUDA graphs are captured. Importing this module does not import torch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Description of a loaded engine, which does not change while the engine runs.
 
 `mizzen.engine.loading.loader` creates it; the server reports its fields to gateways and as metrics.

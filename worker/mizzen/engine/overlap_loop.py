@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Overlaps scheduling with execution: launches the next step before it reads the tokens of the previous one.
 
 `mizzen.engine.engine.Engine` owns the loop. Steps complete in the order in which they were launched.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompt outputs: log probabilities of prompt tokens, and pooled hidden states (embeddings).
 
 `StepExecutor` calls `PromptOutputs` for prefill chunks of requests with `prompt_logprobs` or `pooling`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Asynchronous host-to-device copies of arrays, and arrays that exist on both host and device.
 
 Sampling, slot state and graphs use them for per-slot state that the host writes and the device reads.

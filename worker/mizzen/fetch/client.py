@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HTTP client for all kinds of sources, with timeouts, and with retries after a back-off.
 
 If a server redirects a request to another server, the other server gets no credentials.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of a fetch, as one frozen dataclass."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compute and verify the checksums of complete files."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Download the files of a plan in concurrent segments, and resume where an earlier try stopped.
 
 Each segment of a file uses one connection. The journal of `PartialFile` records received bytes, so that a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Environment variables of the model hub: `HF_ENDPOINT` and `HF_TOKEN`."""
 
 from __future__ import annotations

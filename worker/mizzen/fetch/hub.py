@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plan fetches from repositories on a model hub (`hf://`), through the hub's HTTP API."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plan fetches of artifacts and images in a registry (`oci://`), through the OCI distribution API 1.1.
 
 Each layer of a manifest has one of three layouts. It is a single file, named by the annotation

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A partially downloaded file and its journal, from which a later process resumes the download.
 
 The journal records received bytes only after they are on disk. `Downloader` fills the file.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan of a fetch: the files to fetch and their paths. This module does no I/O."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Progress of a fetch: phase, bytes, rate and remaining time."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Report a fetch: as `GET /progress` while it runs, and as a termination message when it ends."""
 
 from __future__ import annotations

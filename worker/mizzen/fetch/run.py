@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run a fetch, from its options to its exit code. `mizzen fetch` calls `run_fetch`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plan fetches of objects in buckets of Amazon S3 and compatible servers (`s3://`)."""
 
 from __future__ import annotations

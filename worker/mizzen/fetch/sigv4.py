@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AWS Signature Version 4 for S3 requests without a body. This module does no I/O.
 
 Spec: "Authenticating Requests: Using the Authorization Header (AWS Signature Version 4)" of the S3 API

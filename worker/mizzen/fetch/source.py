@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parse the URI of a model source. This module does no I/O."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The folder of a model: its manifest, the plan of an unfinished fetch, and its lock.
 
 The manifest `.mizzen.json` is written last and lists the files of the complete folder. Until then

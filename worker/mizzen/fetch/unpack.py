@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Extract files from tar archives; reject links, devices and paths that lead out of the model folder."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gateway: an OpenAI-compatible HTTP server that routes requests to engines.
 
 http        servers, connections, TLS, request bodies, processes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The OpenAI API and the admin API, as two ASGI applications of one gateway.
 
 `main` serves both. No other module outside of `openai` and `responses` imports `openai`.

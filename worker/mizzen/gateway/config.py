@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of a gateway process; the options of `mizzen gateway` are generated from this dataclass."""
 
 from __future__ import annotations

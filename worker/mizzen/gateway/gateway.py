@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """State of a gateway process that its two servers share.
 
 `main` starts and drains it; the endpoints find services, tenants and limits here.

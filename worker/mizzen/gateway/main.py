@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gateway process: two HTTP servers on one event loop, and an orderly shutdown.
 
 `mizzen gateway` calls `run`; with several processes, each child calls `serve`.

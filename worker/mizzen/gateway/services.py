@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Services of a gateway, found by model name. Each has its own engines, admission and dispatcher."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory of common GPUs, by the names that `mizzen inspect --gpu` accepts."""
 
 from __future__ import annotations

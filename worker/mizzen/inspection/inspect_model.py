@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inspects a model: which implementation serves it, and which memory it needs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Computes which contexts fit into the memory of GPUs, with the engine's own estimate of a step."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of a model as `mizzen inspect` sees them: config.json, and sizes of the weights."""
 
 from __future__ import annotations

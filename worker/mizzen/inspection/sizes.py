@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sizes of a fetched model, which a fetch reports to the operator."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Formats an inspection as text for a terminal."""
 
 from __future__ import annotations

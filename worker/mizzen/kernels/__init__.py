@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mizzen's own kernels in Triton and CUDA C++; each fuses several plain operations into one pass.
 
 The unfused PyTorch code remains in the layers, the sampler and the step; it runs on the CPU, and on GPUs

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Conversions between float and pairs of bfloat16 in one 32-bit word; prepended to the kernels that use them.
 
 __device__ __forceinline__ float bf16_low(unsigned x) { return __uint_as_float(x << 16); }

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs of a decode step that are read and updated on the device, so that most steps need no host input.
 
 The host passes changes to a step in one int32 buffer, the inbox, which consists of:

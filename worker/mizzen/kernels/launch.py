@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of a GPU's generation, and launch options of Triton kernels."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RMSNorm (arXiv 1910.07467), alone or fused with the residual addition before it."""
 
 from __future__ import annotations

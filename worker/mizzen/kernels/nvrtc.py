@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles CUDA C++ kernels with NVRTC, caches them on disk, and launches them with PDL.
 
 Callers check `can_compile` first and fall back to a slower implementation if a kernel cannot be compiled, so

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Activations of gates: silu(gate) * up and gelu(gate) * up (arXiv 2002.05202)."""
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Building blocks of models: linear layers, attention, norms, embeddings, sharding."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Activation functions of feed-forward blocks."""
 
 from __future__ import annotations

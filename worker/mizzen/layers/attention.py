@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Self-attention of a decoder layer: projections, optional QK norm, RoPE and paged attention."""
 
 from __future__ import annotations

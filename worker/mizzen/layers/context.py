@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`BuildContext`: the settings with which layers are built on one rank.
 
 `mizzen.engine.loading.model_setup` makes one `BuildContext` for each model; layers only read it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Token embedding and output heads, sharded by the vocabulary; a tied head shares the embedding's weights."""
 
 from __future__ import annotations

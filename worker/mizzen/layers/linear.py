@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Column-parallel and row-parallel linear layers, sharded over the tensor axis.
 
 Models build their projections from these; a `LinearMethod` stores the weights and multiplies.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Feed-forward blocks: with a gate, as SwiGLU (arXiv 2002.05202), or without."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RMSNorm (arXiv 1910.07467) and LayerNorm (arXiv 1607.06450)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Norm of queries and keys, of each head by itself or of all heads of a token together."""
 
 from __future__ import annotations

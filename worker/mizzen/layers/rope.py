@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rotary position embedding (RoFormer, arXiv 2104.09864), in the half-split layout of checkpoints."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sharding of a model over the ranks of its tensor axis.
 
 Layers ask an `Axis` for their shard; the engine checks before loading that every layer can be sharded.

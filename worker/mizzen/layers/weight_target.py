@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Destinations of checkpoint tensors in a model's parameters.
 
 Every layer yields a `WeightTarget` for each checkpoint tensor that it needs; `mizzen.weights` fills them.

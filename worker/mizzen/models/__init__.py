@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decoder models: one model class, and a config reader for each family of architectures."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The decoder model: token embedding, decoder layers and output head.
 
 The engine builds a `DecoderModel` on each rank, and calls `hidden` and `logits` in every step. Tensor names

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Description of a decoder layer by data: its norms, attention, feed-forward block and tensor names.
 
 A family's config reader fills in a `BlockConfig`, and `mizzen.models.decoder_layer` builds layers from it.

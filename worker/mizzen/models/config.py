@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A decoder model's configuration, read from config.json into frozen dataclasses.
 
 Importing this module does not import torch: the supervisor reads configurations too.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decoder layers: self-attention and a feed-forward block, one class for each placement of the norms."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts the parameters of mixtures of experts from config.json. Importing this module imports no torch.
 
 Only architectures of `MIXTURES` are counted, because config.json does not say where a model has experts.

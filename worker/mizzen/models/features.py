@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lists the features in which a model differs from a Llama, for documentation and `mizzen inspect`."""
 
 from __future__ import annotations

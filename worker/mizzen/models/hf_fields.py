@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Typed reads of the fields of a Hugging Face config.json, with errors that name the field."""
 
 from __future__ import annotations

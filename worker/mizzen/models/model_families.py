@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model families that are served, with the config reader of each architecture.
 
 `scripts/model_table.py` generates the table of docs/models.md from it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts a model's parameters from its configuration. Importing this module does not import torch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Describes quantized weights by their `quantization_config`, for the errors that reject them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Supported architectures, and functions that read the configuration of a model folder."""
 
 from __future__ import annotations

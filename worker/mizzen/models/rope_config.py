@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rotary position embedding of a model, read from config.json.
 
 Importing this module does not import torch: the supervisor reads configurations too.

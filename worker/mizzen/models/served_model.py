@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ServedModel`: the interface by which the engine uses native models and those of Transformers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text parts of models for images, which are served as text models.
 
 A checkpoint of such a model holds a decoder, a tower that encodes images and a projector between them. Only

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of the tensors of a checkpoint whose text part is served."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Explains by a field of config.json why a model whose architecture is unknown is not supported."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Offline inference: batches of prompts in this process, without a server."""
 
 from mizzen.offline.completion import Completion

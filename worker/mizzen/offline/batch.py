@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a batch of requests to completion on an engine in this process.
 
 `LLM` uses it; the engine must not have other requests meanwhile.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The result of offline inference for one prompt."""
 
 from __future__ import annotations

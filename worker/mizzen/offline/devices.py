@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPUs of this machine, and the processes of a model's other ranks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors for unknown keyword arguments that name the argument that was probably meant."""
 
 from __future__ import annotations

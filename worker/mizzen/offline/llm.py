@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`LLM`: offline inference on batches of prompts in this process, without a server."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the engine's requests from prompts and sampling parameters."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interface of the collective operations that the ranks of a model use within a step.
 
 Every rank must call the same operations with the same shapes in the same order. On GPUs, operations are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collectives on CUDA: peer memory (P2P over NVLink) for small messages, NCCL for large ones.
 
 In a one-shot all-reduce, each rank reads the whole message of every rank; this method has the lowest latency.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank-0 logits buffers: every rank writes its logits straight into the memory of rank 0, which samples.
 
 The GEMM of each rank writes its columns over NVLink while it computes; a small kernel after it makes rank 0

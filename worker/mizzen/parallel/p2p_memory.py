@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Peer memory: buffers that all ranks of a group read and write over NVLink (P2P), and checks of them.
 
 The buffers are PyTorch's symmetric memory, without NVLink multicast. Ranks allocate together and always agree

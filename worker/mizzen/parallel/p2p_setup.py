@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes and checks the kernels that broadcast tokens and look up embedding rows over peer memory.
 
 `mizzen.parallel.cuda_collectives` uses them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Process group of the ranks of one model: rendezvous, exchange of values at start-up, and shutdown.
 
 Ranks meet at a rendezvous: a file that all of them can write (in one pod), or a TCP address of rank 0 (across

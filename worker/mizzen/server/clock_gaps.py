@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure gaps in which the monitoring process itself did not run.
 
 While a container is paused or a machine stalls, neither the monitor nor the ranks run. The supervisor and the

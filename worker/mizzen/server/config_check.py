@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Check an engine's configuration before any process starts.
 
 Called by the supervisor and by `mizzen serve`.

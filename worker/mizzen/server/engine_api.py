@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Protocol of the engine that the serving loop steps.
 
 Implemented by `mizzen.engine.engine.Engine`, with a real or a simulated runner, and by fakes in tests.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reasons and exit codes with which an engine's supervisor exits."""
 
 from __future__ import annotations

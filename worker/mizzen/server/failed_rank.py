@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Find the rank whose failure made the other ranks of an engine fail.
 
 Called by the supervisor and by `LocalRanks` after at least one rank has exited.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Find the NVIDIA GPUs that this process can use, within a second and without importing PyTorch."""
 
 from __future__ import annotations

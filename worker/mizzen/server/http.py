@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HTTP server of the supervisor: `/healthz`, `/readyz`, `/metrics` and `POST /drain`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Catalogue of the engine's metrics: their names, their help texts and their fields in the status block.
 
 Ranks write the status block (`server/status_block.py`); `server/metrics.py` exports it as `/metrics`.

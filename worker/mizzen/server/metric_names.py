@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Aliases of the engine's metrics under vLLM's and SGLang's names, and the values of all labels.
 
 Endpoint pickers, autoscalers and dashboards query engines by these names: llm-d, the Gateway API inference

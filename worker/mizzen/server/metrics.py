@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Export the status block as `/metrics`, under Mizzen's, SGLang's and vLLM's names.
 
 The supervisor registers the collector. All metrics have the label `model_name`; some also have `reason`,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read the tokenizer and configuration files of a model folder, and hash them.
 
 An engine serves these files to gateways, which therefore tokenize and render templates without a model

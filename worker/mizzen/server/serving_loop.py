@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serving loop of rank 0: receive requests from gateways, step the engine, send its output.
 
 The loop runs in one thread. It iterates at least every `IDLE_SECONDS` unless a step takes longer, so that the

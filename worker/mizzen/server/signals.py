@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Queue of received signals. A loop can wait for them without races, and signal handlers do no work."""
 
 from __future__ import annotations

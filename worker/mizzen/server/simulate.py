@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run an engine that simulates its device; wire, serving loop, scheduler and supervisor are the real ones.
 
     python -m mizzen.server.simulate --model FOLDER --wire-bind tcp://127.0.0.1:5557 --step-milliseconds 5

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration of a simulated engine, used by its command line and by its rank process."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Status block: shared memory in which a rank publishes its status to the supervisor.
 
 The block has a fixed layout in an anonymous file whose descriptor the rank inherits. The rank publishes

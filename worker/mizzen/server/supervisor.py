@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Supervisor: the first process of an engine's pod, which starts the ranks, monitors them and reports
 failures.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the safetensors files of a model folder, and reads their headers.
 
 Importing this module does not import torch: `mizzen inspect` uses it too.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Folds a checkpoint's scales for an 8-bit KV cache into the weights around the cache.
 
 The cache holds keys and values that have been divided by scales. The scales are folded into weights, so that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads safetensors checkpoints straight into a model's merged, sharded parameters.
 
 `mizzen.engine.loading.model_setup` calls it with the model's `WeightTarget`s. Each rank reads only its own

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Streams byte ranges of files to a GPU through pinned memory, with several threads.
 
 Each thread reads blocks with `preadv`, which releases the interpreter lock, into its own pinned buffers. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Encodes messages as frames and decodes frames; every received byte is validated."""
 
 from __future__ import annotations

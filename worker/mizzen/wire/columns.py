@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packs a step's output into columns, one set per gateway, and unpacks such columns.
 
 Packing creates no Python object per token."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CURVE keys (CurveZMQ, RFC 26) in files: `engine.public`, `engine.secret`, and the same for `gateway`.
 
 The two sides are engine and gateway. A side's folder contains its own key pair and the other side's public

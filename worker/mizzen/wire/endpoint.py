@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ZMQ endpoints: checks that remote endpoints use CURVE keys, and socket options for keys and heartbeats."""
 
 from __future__ import annotations

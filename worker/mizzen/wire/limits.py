@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits and intervals of the engine's end of the wire."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The wire protocol: messages between gateways and engines.
 
 A gateway opens one DEALER socket per engine; the engine binds one ROUTER. Each ZMQ message is one frame: a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Negotiates the version of the wire protocol that a connection uses.
 
 A gateway sends the oldest and the newest version that it speaks, and the engine chooses the newest version

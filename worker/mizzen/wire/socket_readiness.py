@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls a function when a ZMQ socket has frames, directly from the event loop's selector.
 
 pyzmq's asyncio sockets would create several futures for each wait. A ZMQ socket's file descriptor signals

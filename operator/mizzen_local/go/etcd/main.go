@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // etcd, built from its published module.
 package main
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One program with all Kubernetes components of a local cluster; the name by which it is called selects one of them.
 package main
 

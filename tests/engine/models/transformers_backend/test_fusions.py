@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Modules of Transformers are replaced only where Mizzen computes the same."""
 
 from __future__ import annotations

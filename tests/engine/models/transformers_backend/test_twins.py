@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logits of models that run through Transformers equal those of Transformers itself."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fixtures for tests with the official OpenAI client, a gateway and a real engine with the demo model."""
 
 from __future__ import annotations

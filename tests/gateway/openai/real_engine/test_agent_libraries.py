@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Agent libraries against a gateway with the demo model: tools, typed answers, and their second turns."""
 
 from __future__ import annotations

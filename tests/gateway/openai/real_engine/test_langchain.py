@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LangChain against a gateway with the demo model: streamed tool calls, typed answers, second turns."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Log probabilities of a real engine with the demo model, with and without echo."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clients in JavaScript against a gateway with the demo model: tools, typed answers, second turns."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests of clients that these tests do not install, against a gateway with the demo model.
 
 A file of `recorded_requests` has requests that one client, in its version `client`, sent to a server that

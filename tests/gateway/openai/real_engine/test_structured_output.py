@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Structured output of a real engine with the demo model."""
 
 from __future__ import annotations

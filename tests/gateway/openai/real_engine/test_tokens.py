@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokenization, rejection and concurrent requests with a real engine and the demo model."""
 
 from __future__ import annotations

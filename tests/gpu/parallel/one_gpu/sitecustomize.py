@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lets all ranks of a group share the GPU of a machine that has only one; used only by tests.
 
 Python imports this module when a process starts, because its folder is on PYTHONPATH. Every rank uses GPU 0,

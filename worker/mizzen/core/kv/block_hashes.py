@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chained hashes of prompt blocks, which engines and gateways compute identically.
 
 A prefix is divided into blocks of `BLOCK_TOKENS` tokens, independent of the page size. The hash of block i

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Block hashes of the prefix cache, and the events that report blocks stored and evicted.
 
 Gateways use these events for prefix-aware routing. Blocks are hashed only when events are requested, not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Eviction strategies of the prefix cache, one function each, and the heap of nodes that may be evicted."""
 
 from __future__ import annotations

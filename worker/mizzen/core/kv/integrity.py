@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Integrity checks of a scheduler: every page and slot has exactly one owner, and lock counts are right."""
 
 from __future__ import annotations

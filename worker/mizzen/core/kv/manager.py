@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The KV manager: allocates pages and slots, and keeps the host's page table and tokens."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pool of free KV pages."""
 
 from __future__ import annotations

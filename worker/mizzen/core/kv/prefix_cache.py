@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interface of the prefix cache, and an implementation that caches nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The prefix cache: a radix tree over pages, keyed by token ids, with a separate root for each salt.
 
 It follows SGLang's RadixAttention (arXiv 2312.07104), at page granularity. A node holds a run of full pages,

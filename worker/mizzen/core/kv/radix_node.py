@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node of the prefix cache's radix tree. Many modules need this type, so it has a separate module."""
 
 from __future__ import annotations

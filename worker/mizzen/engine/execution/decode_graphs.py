@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CUDA graphs of whole decode steps, from the last tokens of a batch to the newly sampled ones.
 
 The batch (slots, positions, last tokens, page table, sampling parameters) stays on the device, and each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layout of a mixed batch: one row per token of a plan's decodes and prefill chunks.
 
 `StepExecutor` creates a layout per step; eager steps and prefill graphs read it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Captures a CUDA graph; used for decode, prefill and logprob graphs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Selection of decode graphs whose attention splits contexts by their lengths.
 
 If attention splits all contexts into the same number of parts, a context that is far longer than the others

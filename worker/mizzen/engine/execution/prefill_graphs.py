@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CUDA graphs of steps with prefill, in which decodes and chunks form one batch of sequences.
 
 If kernels are launched one by one, each layer costs the host a fixed time, regardless of the number of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traces of steps with PyTorch's profiler, and NVTX ranges for NVIDIA's tools.
 
 With `--profile`, the loader wraps the runner in a `ProfilingRunner`; SIGUSR2 then starts a trace.

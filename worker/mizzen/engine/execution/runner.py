@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Step runners: `CpuRunner` runs steps in a worker thread, `CudaRunner` enqueues them in a CUDA stream.
 
 Both implement `mizzen.core.step_plan.Runner`: steps complete in the order in which they were launched.

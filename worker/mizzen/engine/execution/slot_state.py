@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Per-slot state on the device, which a step reads in addition to its plan.
 
 Eager steps, graphs and sampling read it. `StepExecutor` and `DecodeGraphs` update it from each plan.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Executes a step on the device, from a plan to sampled tokens.
 
 Runners call it, except for decode-only steps that are replays of a CUDA graph. Plans must run in order.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor parallelism: rank 0 schedules and samples; the other ranks (followers) run the same plans.
 
 All ranks launch the same plans in the same order, so their collectives match. Only rank 0 knows the sampled

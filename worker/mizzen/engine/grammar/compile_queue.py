@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fair queue of grammars to compile: the tenant that has used the least compile time is next.
 
 When a tenant that had no waiting grammar adds one, its used time is raised to at least the used time of the

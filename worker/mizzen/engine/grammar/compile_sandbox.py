@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine's side of the sandbox process: starts it, sends grammars to it, and restarts it if it dies.
 
 `GrammarCompiler` calls it from its threads. `mizzen.engine.grammar.compile_sandbox_worker` is the process.

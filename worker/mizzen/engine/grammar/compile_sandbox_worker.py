@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sandbox process: compiles grammars on trial, so that they cannot harm the engine.
 
     python -m mizzen.engine.grammar.compile_sandbox_worker --fd N --target JSON --limits JSON

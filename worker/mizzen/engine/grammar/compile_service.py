@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles grammars in threads, caches compiled grammars, and remembers rejected ones.
 
 A grammar is first compiled on trial in the sandbox. If it stays within the limits there, the same code

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A compiled grammar, which replaces the plain one in a request's sampling parameters."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Computes FOLLOW sets of a grammar's rules, and passes them to xgrammar (the compiler) as lookaheads.
 
 A token may extend beyond the end of the rule in which it starts. If the compiler does not know which

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits on the time and memory that the grammar of a request may use."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """EBNF rules for long repetitions of one character, whose compilation does not depend on the count.
 
 A grammar has a state for each character of a repetition `c{0,2000}`, and the compiler matches the whole

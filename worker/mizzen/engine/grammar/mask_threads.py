@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fills the token bitmasks of a step in several threads, if that saves more time than waking them costs.
 
 `GrammarMasks` calls it once per step.

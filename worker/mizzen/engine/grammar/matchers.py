@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Grammar matchers by slot: each follows the output of a request, and fills the bitmask of allowed tokens.
 
 The bitmasks (masks) of a step depend on the tokens of the previous step. They are filled after the model's

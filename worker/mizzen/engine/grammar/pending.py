@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Holds requests until their grammars are compiled; only then do the requests go to the scheduler.
 
 `Engine` submits requests with a grammar here, and passes every `Finished` through `finalize`.

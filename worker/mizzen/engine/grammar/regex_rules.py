@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Converts regular expressions, and sets of property names, to EBNF rules for xgrammar.
 
 xgrammar's own conversion of patterns in JSON strings lets some texts through that do not match.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Converts a JSON schema to EBNF rules.
 
 xgrammar converts the schema, except for patterns, lengths and constants. These are replaced by placeholders

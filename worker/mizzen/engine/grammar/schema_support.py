@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that xgrammar (the compiler) enforces everything in a JSON Schema (draft 2020-12).
 
 The compiler ignores unknown keywords, and some known keywords in combination with others. Output would then

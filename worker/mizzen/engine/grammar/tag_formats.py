@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Converts the JSON schemas and regular expressions in structural tags to EBNF rules.
 
 xgrammar would convert them differently from those of other grammars, and less exactly.

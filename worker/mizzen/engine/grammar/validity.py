@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds errors and excessive costs of a grammar: compiles it, and matches some random tokens against it.
 
 Runs in child processes of the sandbox.

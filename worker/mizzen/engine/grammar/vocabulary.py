@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads the bytes of each token of a model from its `tokenizer.json`; `xgrammar_backend` calls it.
 
 There are three kinds of vocabularies, which the `decoder` field distinguishes: byte-level BPE (GPT-2's

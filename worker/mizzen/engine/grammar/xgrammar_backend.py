@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles the text of a grammar with xgrammar.
 
 Compilation may take long, so a grammar is first compiled on trial in a sandbox (`compile_sandbox`).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Imports xgrammar without PyTorch and Transformers, for the sandbox process.
 
 xgrammar imports them for types and for operations on logits, which the sandbox does not need. Without them

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Determines how many CPUs and how much host and GPU memory this process may use.
 
 The limits of its container are respected. The loader derives the sizes of thread pools and of the KV cache

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads an engine from its options: model, KV cache, runner, scheduler and grammar compiler.
 
 `mizzen engine`, `mizzen serve` and `LLM` call `load_engine`. Ranks other than 0 call `load_follower`.

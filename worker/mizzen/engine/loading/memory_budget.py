@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory budget: computes the number of KV pages that fit besides the weights and the largest step.
 
 `model_setup` calls it after the weights are loaded. Errors name the option to change.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory that the KV cache and the largest step need, estimated from the shape of a model.
 
 Importing this module does not import torch: `mizzen inspect` uses it too.

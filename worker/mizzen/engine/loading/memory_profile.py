@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures the memory of the largest step on a GPU; the KV cache gets the rest of the memory."""
 
 from __future__ import annotations

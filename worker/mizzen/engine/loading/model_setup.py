@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds the model with its KV cache and attention, and determines the number of KV pages.
 
 The loader calls these functions in its start-up phases.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Placement of a rank on a GPU, and on the CPUs near that GPU.
 
 Rank processes call it before they load the model.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Resolves engine options for a model and its device: data types, kernels, geometry, scheduler config."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks engine options against a model's config.json, without importing torch.
 
 The loader and `mizzen check` use it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Creates the runner of a device: compiles kernels, captures CUDA graphs, and warms the runner up.
 
 The loader calls it after the KV cache is allocated.

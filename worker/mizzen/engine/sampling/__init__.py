@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sampling in eager steps and in graphs: logits processing, sampling, log probabilities, side outputs."""

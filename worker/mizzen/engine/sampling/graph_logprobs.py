@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CUDA graphs of the log probability kernels, replayed after the graph of a decode step.
 
 They are separate graphs, so steps without log probabilities do not pay for them. They run after resampling,

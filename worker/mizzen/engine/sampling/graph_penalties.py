@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Penalties by slot on the device, which sampling kernels in captured graphs read directly.
 
 `Resampler` sets them for each new decode batch.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Resamples rows with filters or a grammar after the replay of a captured decode step.
 
 A replay samples each row from the whole vocabulary. For rows that may only sample from a part of it, one or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logits params: bias, penalties, bans of end tokens, grammars and log probabilities, by slot and by batch.
 
 The params of slots are kept on the host. `gather_batch` uploads those of a batch; the result is reused while

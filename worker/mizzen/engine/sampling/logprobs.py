@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Log probabilities of sampled tokens: the rows that report them, and their computation.
 
 The sampler calls `compute_logprobs` after sampling. After a decode graph, the same kernels run in a graph

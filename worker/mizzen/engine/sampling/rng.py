@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counter-based random numbers, which depend only on (seed, position), not on the device or the batch.
 
 The sampler uses them; the CUDA and Triton kernels compute the same numbers.

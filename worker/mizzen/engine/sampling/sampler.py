@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Samples the next token of each row from its logits; the eager reference for the sampling kernels.
 
 The logits of rows with logits params are processed first; `process_logits` defines the order.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Side outputs of a step (log probabilities and embeddings) on the device, and their conversion.
 
 Steps create them on the device; runners copy them to the host and pass them to the scheduler.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bitmasks of allowed tokens by slot, on host and device.
 
 Rows are indexed by slot, so only rows that changed are written and sent to the device. On a GPU they are sent

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts of prompt and output tokens per slot, for frequency, presence and repetition penalties.
 
 `LogitsParamsTable` owns them. Only slots with penalties have a row, of 4 bytes per vocabulary token. Rows are

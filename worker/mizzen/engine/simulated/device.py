@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A simulated device: executes plans on token ids instead of KV, and checks that the plans are valid.
 
 `SimulatedRunner` and the scheduler's tests use it. An invalid plan raises `PlanViolation`.

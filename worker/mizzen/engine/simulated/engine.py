@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A runner without a model: real device state, scripted tokens and scripted step times.
 
 Each KV cache entry holds the id of its token, and the next token depends on the whole sequence as read

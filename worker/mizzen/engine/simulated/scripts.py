@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scripts: functions that choose the output tokens of a simulated model."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Side outputs of a simulated model: log probabilities and embeddings that follow fixed rules.
 
 The sampled (or prompt) token t is the most probable one. Token t + i has half the probability of t + i - 1. A

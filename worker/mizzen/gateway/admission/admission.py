@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Admission of one service's requests: limits on requests and tokens in flight, and a bounded fair queue.
 
 The dispatcher calls `enter` before it places a sequence, and `leave` when the sequence has ended. A full

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A mutex that is granted round-robin across groups, so that one group's burst hardly delays the others.
 
 The body reader uses it; its groups are tenants.

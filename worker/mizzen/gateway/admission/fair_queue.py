@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start-time fair queueing (Goyal, Vin and Cheng, 1996): flows share service in proportion to their weights.
 
 Each item has a cost. Items of a flow stay in order; among the heads of all flows, the head with the smallest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Creates the queue entry of a sequence: its tenant, priority, estimated tokens and deadline."""
 
 from __future__ import annotations

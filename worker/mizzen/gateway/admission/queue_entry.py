@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entry of one sequence in the admission queue: tenant, estimated tokens, deadline and siblings."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Siblings: the sequences of one request, which wait for each other before they compete with other requests.
 
 Only a few siblings are in the queue at a time, so a request with many sequences neither fills the queue nor

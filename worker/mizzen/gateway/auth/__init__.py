@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Authentication by API key and limits per key: key files, tenants, rate limits, and their middleware."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """API key files: YAML (or JSON) with a list of keys, which are hashed as soon as they are read.
 
     keys:

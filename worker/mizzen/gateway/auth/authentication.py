@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Authenticates requests by API key and limits their rate and parallelism, before their bodies are read."""
 
 from __future__ import annotations

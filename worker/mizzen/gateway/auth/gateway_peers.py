@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the other gateway processes of the same service, and asks them over their admin ports.
 
 On Kubernetes, they run in the ready pods with the labels of the service's gateway. A pod with several

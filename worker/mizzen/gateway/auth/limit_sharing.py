@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shares the limits of API keys with the other gateway processes of the same service.
 
 Each of N processes holds 1/N of every limit. A process that runs short asks the others for what they do not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adds middleware to the OpenAI API: authentication and, if configured, CORS around it."""
 
 from __future__ import annotations

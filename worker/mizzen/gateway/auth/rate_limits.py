@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits of API keys: token buckets for limits per minute, and slots for concurrent requests.
 
 A gateway process holds a share of each limit. `LimitSharing` moves unused amounts between the processes.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tenant: the holder of an API key, with the key's limits and their current usage."""
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gateway's view of engines: discovery, routing table, connections, health and verification."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Circuit breaker: an engine that keeps failing gets no requests for a while, then a few as a probe.
 
     closed ──`failures` in a row──▶ open ──after its time──▶ half-open ──a success──▶ closed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Connections to one engine: the current connection, and further ones during a key rotation.
 
 Newer keys are tried on a second connection. Once the engine accepts them, new requests use that connection,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An engine as discovery reports it, and the mean size of the gateway's requests."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Discovers services and engines: from options, from a file, or by watching Kubernetes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gateway's client of one engine: connection, tokenizer, cached prefixes, load and health.
 
 The routing table owns it; the router sees it as a `Candidate`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads an engine's text model (tokenizer and chat template) from files that the engine sends."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Discovers engines by watching the pods of one service, or of all services that share a gateway."""
 
 from __future__ import annotations

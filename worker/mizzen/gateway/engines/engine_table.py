@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Routing table: the discovered engines of one service, with their state and load.
 
 Discovery calls `sync`; the dispatcher and the router read it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Limits for failing engines, from the configuration, and the gauges that report engine failures."""
 
 from __future__ import annotations

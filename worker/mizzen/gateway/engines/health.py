@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Health checks of engines: detect unresponsive and stuck engines long before the timeouts.
 
 Engines report their load once a second. An engine that was silent for `ping_after` seconds gets a ping, which

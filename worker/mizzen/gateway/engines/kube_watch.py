@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """List and watch: follows a collection of Kubernetes objects for the lifetime of the gateway."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Discovers the services that share this gateway (listed in a ConfigMap), and the pods of their engines."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Golden prompts: runs a prompt on an engine that awaits verification, and returns the output.
 
 Such an engine serves no requests yet, so golden prompts take no capacity from requests. `POST /admin/verify`

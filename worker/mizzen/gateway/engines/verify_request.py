@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Request body of `POST /admin/verify`, which the operator sends before an engine may serve."""
 
 from __future__ import annotations

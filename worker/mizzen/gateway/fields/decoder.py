@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decode request bodies, and list the fields that are ignored."""
 
 from __future__ import annotations

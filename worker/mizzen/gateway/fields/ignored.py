@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Paths of a request's ignored fields, and the response header that tells the client about them."""
 
 from __future__ import annotations

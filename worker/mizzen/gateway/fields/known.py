@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names that the metric of ignored fields uses as label values, and the types of tools that OpenAI hosts."""
 
 from __future__ import annotations

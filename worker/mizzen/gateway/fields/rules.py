@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules for known fields that Mizzen does not use: whether a request that sets one is refused or served."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Remove unknown fields from a JSON body, and list them.
 
 Unknown values are never decoded: msgspec only checks their syntax and skips them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shapes of request types: the objects whose fields are known, and how they are nested in each other.
 
 Values of other types, such as JSON schemas and template variables, have no shape: their members belong to the

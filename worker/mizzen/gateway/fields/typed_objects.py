@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decode JSON objects whose field `type` determines their other fields, such as items and tools."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Common admin port of several gateway processes: forwards requests to all processes, and merges the answers.
 
 `processes` serves it in the parent process. Routing tables, metrics and health are merged; requests for other

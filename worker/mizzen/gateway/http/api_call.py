@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Base class of the responses that endpoints return.
 
 Each response handles one API call, from reading the request's body to sending the last byte.

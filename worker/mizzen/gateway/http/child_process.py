@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One of several gateway processes: `python -m mizzen.gateway.http.child_process CONFIG API ADMIN I COUNT`.
 
 `mizzen.gateway.http.processes` starts it. CONFIG is a `GatewayConfig` as JSON; API and ADMIN are the file

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HTTP/1.1 connections with limits that uvicorn lacks: on request heads, and on clients that do not read.
 
 Connections ignore upgrades to other protocols, and notify a request when its client disconnects. A shutdown

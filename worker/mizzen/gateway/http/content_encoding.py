@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decompress request bodies with a header Content-Encoding, in small pieces.
 
 `RequestBody` in `request_bodies` limits the size of the decompressed body.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Deadlines of requests, set by the client or by the gateway's options.
 
 `api_call` runs each request inside a `RequestDeadline`.

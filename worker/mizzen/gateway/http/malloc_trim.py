@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Returns the memory of large requests to the operating system (malloc_trim); glibc would keep most of it.
 
 Large bodies and prompts are processed in threads, and every thread allocates from its own arena. Without

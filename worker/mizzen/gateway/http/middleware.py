@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Outermost middleware of the OpenAI API: request ids, metrics, access log, traces, and `GET /health`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs several gateway processes behind one port, as one program.
 
 Like a replica, each process is a complete gateway with its own engine connections, queue and routing, so

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Error responses that bypass the ASGI application, and unchunked responses for HTTP/1.0 clients.
 
 `connection` uses both. Input that is not a valid request never reaches the application.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read request bodies, with limits on the size and the arrival time of each, and on their total size.
 
 The limits on the size apply to decompressed bodies, and to compressed ones as well.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Uvicorn servers and listening sockets of the gateway.
 
 `main` creates a server for the API and another for the admin port; `processes` creates only the latter.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TLS for the OpenAI API; the certificate is reloaded when its files change, without a restart."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Error message for requests whose path no endpoint has."""
 
 from __future__ import annotations

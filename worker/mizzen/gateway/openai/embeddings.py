@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """POST /v1/embeddings: one vector per input, pooled from the last hidden states."""
 
 from __future__ import annotations

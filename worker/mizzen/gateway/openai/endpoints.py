@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Register the endpoints of OpenAI's API, and the vLLM and SGLang endpoints that clients also use.
 
 The gateway's application calls these functions once at startup.

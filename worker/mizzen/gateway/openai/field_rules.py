@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules for the fields of chat and completion requests that are not used.
 
 They include fields of other APIs and servers that change the answer there: a client that sets one would miss

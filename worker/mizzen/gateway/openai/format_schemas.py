@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schemas of the fields that constrain output: `response_format` and vLLM's `structured_outputs`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Convert log probabilities to the JSON shapes of chat and text completions."""
 
 from __future__ import annotations

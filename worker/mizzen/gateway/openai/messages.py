@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chat messages: their JSON schema, and their conversion for chat templates."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gateway's OpenAPI document.
 
 FastAPI does not parse the bodies, so their schemas come from the msgspec structs.

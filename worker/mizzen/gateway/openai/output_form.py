@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Determine how the output of a chat request is constrained and parsed: tool calls and reasoning.
 
 The chat parser creates a `ChatOutputForm`. Its methods detect the model's tool and reasoning families, once

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parse chat and completion bodies into `GenerationRequest`s.
 
 All checks that do not depend on the model happen here; errors have status 400 and name the field.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Response bodies and stream events of chat and text completions, and response bodies of GET /v1/models."""
 
 from __future__ import annotations

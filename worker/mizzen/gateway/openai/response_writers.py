@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ResponseWriter`s of chat and text completions: stream events and complete responses as JSON."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Convert the sampling and stop fields of a request to `SamplingParams`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Request bodies of chat and text completions.
 
 The descriptions of the fields also appear in OpenAPI and docs/openai.md.

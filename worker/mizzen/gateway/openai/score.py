@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """POST /v1/score: similarity of text pairs (vLLM's form), or probabilities of labels (SGLang's form)."""
 
 from __future__ import annotations

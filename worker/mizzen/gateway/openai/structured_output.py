@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Convert output constraints to grammars: OpenAI's `response_format`, and the fields of vLLM and SGLang.
 
 The request parser calls `request_grammar`; the engine checks the grammars further when it compiles them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """POST /tokenize and /detokenize: convert text to token ids and back, as the generating endpoints do."""
 
 from __future__ import annotations

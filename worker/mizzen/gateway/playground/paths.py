@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Paths of the playground, without the packages that serve it."""
 
 from __future__ import annotations

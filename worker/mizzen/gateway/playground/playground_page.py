@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serves the playground: one HTML document with its style and script inline, and a strict content policy."""
 
 from __future__ import annotations

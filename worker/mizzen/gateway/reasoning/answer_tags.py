@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tags around the answer, which some models write after their reasoning, and their removal."""
 
 from __future__ import annotations

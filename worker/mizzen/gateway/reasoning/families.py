@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Model families by their reasoning tags and answer tags, and detection of a model's family."""
 
 from __future__ import annotations

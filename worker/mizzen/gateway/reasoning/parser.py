@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Incremental parser that separates reasoning from content."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """List the values that a field of a request type allows, for error messages."""
 
 from __future__ import annotations

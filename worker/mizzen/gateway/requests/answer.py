@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Build a sequence's answer as its tokens arrive: content, reasoning, tool calls and log probabilities."""
 
 from __future__ import annotations

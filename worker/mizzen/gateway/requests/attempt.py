@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An attempt to serve a request on an engine; if the engine is lost, another engine continues the answer.
 
 The dispatcher creates attempts; sequences read tokens from them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Queues of output that clients have not read yet, bounded per sequence and in total.
 
 Tokens are read from the engine as they arrive, even if the client does not read them. Stop strings are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parse large request bodies off the event loop, without holding the GIL for long at a time.
 
 A call of the JSON decoder, or any call that processes a whole list, holds the GIL until it returns. Lists and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decode JSON bodies into request structs; errors name the field and say what is wrong with it.
 
 Endpoints use it through `BodyDecoder`, which also decides about fields that are not used.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Build an engine's request from a `GenerationRequest`, with the tokenizer and template of its model."""
 
 from __future__ import annotations

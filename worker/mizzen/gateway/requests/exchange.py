@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serve one generating request: run its sequences concurrently and stream or return their output.
 
 Endpoints create one `GenerationExchange` per request. This class is independent of the API: a parser creates

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Split an HTTP request into routed requests for engines, and run them concurrently."""
 
 from __future__ import annotations

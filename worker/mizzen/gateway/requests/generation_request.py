@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A request for generation, independent of the endpoint that received it."""
 
 from __future__ import annotations

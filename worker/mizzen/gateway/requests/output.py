@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interfaces that turn generated text into the API's output: content, reasoning and tool calls.
 
     tokens ──Detokenizer──▶ text ──OutputParser──▶ OutputDelta ──ResponseWriter──▶ JSON

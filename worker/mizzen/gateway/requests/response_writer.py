@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interface between a generating exchange and the JSON shape of an API.
 
 `GenerationExchange` calls it; chat completions, completions and the Responses API implement it.

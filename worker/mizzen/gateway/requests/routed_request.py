@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """State of a sequence while engines run it: its request, the engines tried, and its tokens so far."""
 
 from __future__ import annotations

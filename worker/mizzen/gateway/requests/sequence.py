@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One generated sequence of a request, from its placement on an engine to its last piece.
 
 `GenerationExchange` runs the sequences of a request.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokens with their texts and log probabilities, in a form that all APIs share."""
 
 from __future__ import annotations

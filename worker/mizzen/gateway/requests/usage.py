@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Token counts of a request, in a form that all APIs share.
 
 `GenerationExchange` computes them; each API writes them in its own JSON shape.

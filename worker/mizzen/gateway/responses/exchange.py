@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serve one request of the Responses API.
 
 `ResponsesExchange` is a `GenerationExchange` whose errors name the fields of the Responses API, and whose

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Convert the items of a request's `input` to chat messages.
 
 `responses/parse.py` calls `chat_messages`; consecutive items of the assistant become one message.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parse bodies of the Responses API by converting them to chat requests.
 
 If a field of the chat request is invalid, the error names the corresponding field of the client's request.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Response body of the Responses API, and the output items in it."""
 
 from __future__ import annotations

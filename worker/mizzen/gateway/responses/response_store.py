@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Store of recent responses by id, in the memory of one gateway process.
 
 It serves `previous_response_id` and `item_reference` in requests, and `GET` and `DELETE` of a response. Only

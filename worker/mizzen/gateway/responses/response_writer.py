@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Encode a response of the Responses API: its output items, and the stream events about them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Request body of POST /v1/responses. Field descriptions also appear in OpenAPI and docs/openai.md."""
 
 from __future__ import annotations

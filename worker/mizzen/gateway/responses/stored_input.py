@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Complete the input of a request from stored responses, and store the response that ends its turn.
 
 A request may continue a response (`previous_response_id`) and refer to earlier output items by their ids.

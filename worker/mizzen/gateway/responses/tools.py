@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Convert the tools and the tool choice of a Responses request to those of a chat request.
 
 Functions of namespaces become ordinary functions, and tools that OpenAI hosts are left out.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`POST /debug/route` of the admin port: explains how a request would be routed, without sending it."""
 
 from __future__ import annotations

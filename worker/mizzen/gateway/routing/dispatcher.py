@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dispatcher: takes a request through admission, tokenization and routing to an engine, and retries failures.
 
 Each service has one. Sequences and the embedding endpoints call it.

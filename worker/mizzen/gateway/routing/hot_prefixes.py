@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keeps the hottest prefixes of prompts, with their tokens, so that a new engine's cache can be filled.
 
 Prefixes form a tree of 64-token blocks, identified by `mizzen.core.kv.block_hashes`. Each prompt adds to the

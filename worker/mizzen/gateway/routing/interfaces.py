@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interfaces of a router's parts (filters, preferences, scorers, picker), and the types that they work on."""
 
 from __future__ import annotations

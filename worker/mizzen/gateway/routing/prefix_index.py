@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Index of the engines' prefix caches: hashes of 64-token blocks, fed by cache events and bounded in memory.
 
 An `EnginePrefixes` mirrors the cache of one engine, with two kinds of blocks. Confirmed blocks are the blocks

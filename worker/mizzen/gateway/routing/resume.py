@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Resumes an answer on another engine if its engine is lost.
 
 The new engine gets the prompt, the tokens generated so far (`Generate.generated`), and the seed that the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Router: chooses an engine by filters, preferences, a weighted sum of scores, and a picker.
 
 A router is stateless; all state is in the engines. The dispatcher calls `route`; the admin API calls

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Filters, preferences, scorers and the picker of the gateway's router."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sessions: names by which clients mark requests that belong together, such as those of one conversation."""
 
 from __future__ import annotations

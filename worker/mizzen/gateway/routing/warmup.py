@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Warm-up: replays the hottest prefixes into a new engine's cache before the engine serves.
 
 Other engines serve meanwhile. A warm-up never delays requests: it ends at its time limit, at the first error,

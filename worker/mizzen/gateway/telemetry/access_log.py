@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Access log: one line of JSON per request on standard output; the process's own log goes to standard error.
 
 A thread writes the lines, so that a slow reader of the log does not delay requests. If the queue of lines is

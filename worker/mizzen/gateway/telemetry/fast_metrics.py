@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counters and histograms that are updated for each token. Only the event loop updates them, without locks.
 
 The Prometheus client library takes a lock for each update and searches buckets linearly, which costs more

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts requests and tokens by API key. Only the busiest keys have separate series; see `KeyUsage`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics of the gateway. The number of label values is bounded, whatever clients send; see `LABELS`."""
 
 from __future__ import annotations

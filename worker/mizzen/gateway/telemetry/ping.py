@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Answers pings: the event loop that serves requests echoes UDP datagrams on the admin API's port number.
 
 The kernel accepts TCP connections even for a stopped process; an echo proves that the process runs, and costs

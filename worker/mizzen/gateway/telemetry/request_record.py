@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Record of one request, for the access log, metrics and traces; an update is a few assignments."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names, times and attributes of spans, computed from a request's record.
 
 `spans` uses this module, which does not import OpenTelemetry.

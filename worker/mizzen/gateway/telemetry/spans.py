@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traces requests with OpenTelemetry's SDK. This module is only imported if tracing is on."""
 
 from __future__ import annotations

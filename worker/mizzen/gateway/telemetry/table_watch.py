@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The routing table as the admin API returns it, and long polls that wait until the table changes."""
 
 from __future__ import annotations

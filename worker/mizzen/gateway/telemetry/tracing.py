@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """OpenTelemetry traces of requests, exported by OTLP over HTTP if an endpoint is set.
 
 Spans are created from a request's record after the request has ended, so tracing does not delay tokens.

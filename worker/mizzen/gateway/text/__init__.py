@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversion between text and tokens: chat templates, tokenizers, detokenizers and stop strings."""

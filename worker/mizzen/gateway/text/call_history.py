@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tool calls of earlier turns, in the form in which a chat template shows them.
 
 Clients send a call's arguments as JSON text, or as an object, beside `content: null` or text. Templates

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Incremental detokenization: text is returned as tokens arrive; the pieces add up to the decoded sequence.
 
 Tokens may end in the middle of a UTF-8 character, and most decoders treat the first token of a text

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokenizer and chat template of a model (`TextModel`), and the registry of loaded text models."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pooling of an embedding model, from its sentence-transformers configuration."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sandboxed Jinja environment for chat templates: adds Transformers' extensions, and limits time and size."""
 
 from __future__ import annotations

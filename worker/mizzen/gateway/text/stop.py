@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Search for stop strings, which may span tokens, in a stream of text."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversion of a stream of tokens to text: detokenization combined with stop strings."""
 
 from __future__ import annotations

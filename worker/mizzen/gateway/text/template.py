@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model's chat template, which renders messages to the text format that the model was trained on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Convert text to token ids and back, with the `tokenizers` library and a model's own `tokenizer.json`."""
 
 from __future__ import annotations

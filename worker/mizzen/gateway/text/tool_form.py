@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tools that a request offers, in the form in which a chat template shows them.
 
 Most templates read the variable `tools`. SmolLM3's reads `xml_tools`; those of GLM-4 and Phi-4-mini read

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Output formats of tool calls, from which grammars are built: a format of calls only, and one of free text.
 
 Each function takes the tools that may be called, whether several calls are allowed, and the tokenizer.

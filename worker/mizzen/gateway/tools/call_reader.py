@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Incremental reader of one tool call written as a JSON object with a name and arguments."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Model families, each with its own syntax of tool calls, and detection of a model's family.
 
 A new family needs a parser (`parsers`), output formats (`call_formats`), an entry in `FAMILIES`, and a rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Incremental scanner that finds the end of a JSON value."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Split output into reasoning, content and tool calls: run a reasoning parser, then a tool parser."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Common base of the tool call parsers of all families."""
 
 from __future__ import annotations

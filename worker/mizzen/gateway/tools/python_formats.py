@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Output formats of tool calls in the syntax of Python, from which grammars are built."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Relax a JSON schema to the constraints that an engine can enforce.
 
 An engine rejects a schema that its grammars cannot enforce completely. That is right for `strict` schemas.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Definitions that the references of a JSON schema point to.
 
 A reference may point anywhere into its schema, also to a place that holds no definitions, such as

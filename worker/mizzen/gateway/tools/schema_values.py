@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts and bounds of JSON schemas in the form in which an engine enforces them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Building blocks of xgrammar's structural tags, which describe the output that an engine allows.
 
 A structural tag refers to special tokens by their ids, because they have no text in the output.

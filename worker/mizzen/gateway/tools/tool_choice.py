@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Check a request's tools and tool choice, and determine the calls that the model may make."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JSON schemas of tools, tool choices and tool calls in requests and messages."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fragments of decode attention on tensor cores: loads, MMAs, QK norm and RoPE of one head. Prepended to
 // flash_decode_mma.cu, after bf16.cu.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Split-KV decode attention over paged KV on tensor cores: one query token per row. bf16.cu and
 // decode_fragments.cu are prepended.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Split-KV decode attention over paged KV on tensor cores (CUDA); KV goes straight from memory to registers.
 
 The kernel computes the same as `mizzen.kernels.attention.flash_decode_triton`: it starts at the raw QKV

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Split-KV decode attention over paged KV (Flash-Decoding) in Triton, with fused QK norm, RoPE and KV write.
 
 One kernel takes the raw projections of a decode batch. It normalises and rotates queries and keys, stores the

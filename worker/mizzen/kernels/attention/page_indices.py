@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Page indices of a batch as ragged lists (CSR layout), for kernels that do not read a page table."""
 
 from __future__ import annotations

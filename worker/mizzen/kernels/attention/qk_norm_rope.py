@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """QK norm, RoPE and the KV cache write, fused into one kernel between projection and attention."""
 
 from __future__ import annotations

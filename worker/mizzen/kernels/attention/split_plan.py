@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Length-aware splits of a decode batch, planned on the device.
 
 The splits are used by `mizzen.kernels.attention.flash_decode_mma`.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // All-reduce of a layer's output fused with the residual addition and RMSNorm: one block per row.
 //
 // Ranks access one another's memory (`peers`: address of the same buffer on each rank) by one of three methods:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All-reduce over peer memory, fused with the residual addition and RMSNorm that follow it.
 
 One block per row exchanges the row with the other ranks, adds up the rows of all ranks and the residual

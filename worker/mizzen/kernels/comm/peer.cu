@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Access to memory that other GPUs read and write; prepended to allreduce_rmsnorm.cu and peer_broadcast.cu.
 
 // Volatile, so that the compiler moves no load past the PDL wait and no stale L1 line is read.

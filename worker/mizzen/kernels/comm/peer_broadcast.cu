@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Small exchanges over peer memory: broadcast of rank 0's last tokens, lookup of rows in a table sharded over ranks,
 // and a barrier that makes the other ranks' writes to rank 0's memory visible to it.
 //

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small exchanges over peer memory: token broadcast, lookup in a sharded table, barrier for writes to rank 0.
 
 Each exchange is one kernel, without a barrier across all GPUs. NVRTC compiles the kernels; see

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """GEMM kernels for small batches, and fused gate-up SwiGLU."""

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fused gate-up GEMM with SwiGLU for large M: silu(x * gate^T) * (x * up^T), bfloat16 with float32 accumulation.
 //
 // The wgmma M dimension is weight rows, eight gate rows alternating with their eight up rows; N is rows of x.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fused gate-up GEMM with SwiGLU for large M, used by prefills.
 
 A library GEMM writes gate and up to memory, and a SiLU kernel reads them back: 805 MB for 8,192 rows of x and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 __device__ __forceinline__ float dot_bf16x2(unsigned a, unsigned b, float sum) {
     return fmaf(bf16_high(a), bf16_high(b), fmaf(bf16_low(a), bf16_low(b), sum));
 }

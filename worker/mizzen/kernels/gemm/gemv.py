@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GEMV (M = 1): one row times a weight matrix, for decode steps of a single request.
 
 One warp (several for long rows) computes one output. It issues its weight loads before it waits for the

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hopper helpers of the wgmma kernels: mbarriers, TMA loads, shared-memory descriptors and output staging.
 //
 // The `wgmma` functions and bf16.cu are prepended to this text, and the kernel is appended. The kernel's compile

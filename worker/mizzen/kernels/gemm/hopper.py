@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hopper building blocks of the wgmma GEMMs: instruction sources, pipeline sizes and TMA descriptors."""
 
 from __future__ import annotations

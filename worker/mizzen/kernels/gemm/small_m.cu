@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 __device__ __forceinline__ uint4 load_weights(const uint4* at) {
     uint4 w;
     asm volatile("ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small-M GEMM on tensor cores: 2 to 32 rows of x times a weight matrix, for small decode batches.
 
 A block computes a few outputs for all rows of x; its warps split the inner dimension. Weights go from memory

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Swap-AB GEMM for small batches: out = x * transpose(weight), bfloat16 with float32 accumulation.
 //
 // The wgmma M dimension is weight rows and its N dimension the batch, so any batch up to 256 fills the tensor cores.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Swap-AB GEMM for M <= 256, for decode batches.
 
 Weight rows are the wgmma M dimension (64 per warpgroup) and the batch is N (8 to 256), so small batches waste

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tile configs of `mizzen.kernels.gemm.swap_ab` by weight shape and batch, measured on an H200.
 
 The shapes are those of the most used decoders, unsharded and sharded over 2 and 4 GPUs. For shapes and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Masks disallowed tokens in one pass over token bitmasks; logits of allowed tokens are not touched."""
 
 from __future__ import annotations

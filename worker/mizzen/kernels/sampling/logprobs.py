@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Log probabilities of sampled tokens, of the most probable tokens and of given token ids, in two kernels.
 
 The first kernel reads the vocabulary once, in blocks. Each block yields its highest logit, the sum of its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Applies penalties for repeated tokens in one pass over token counts and logits."""
 
 from __future__ import annotations

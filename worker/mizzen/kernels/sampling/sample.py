@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Samples tokens in two kernels, greedily or with a temperature, but without top-k, top-p and min-p.
 
 The result equals that of `mizzen.engine.sampling.sampler`: the first token, in vocabulary order, at which the

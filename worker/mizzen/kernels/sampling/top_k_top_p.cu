@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Samples tokens with top-k, top-p and min-p, without sorting the vocabulary.
 //
 //   grid       (BLOCKS, rows): a cluster of BLOCKS blocks samples one row, each block holds BLOCK_TOKENS consecutive tokens

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Samples rows with top-k, top-p or min-p in one kernel, without sorting the vocabulary.
 
 The result equals that of the PyTorch code in `mizzen.engine.sampling.sampler`. The kernel also applies

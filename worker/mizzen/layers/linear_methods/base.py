@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interface of linear methods: one class for each format in which weights of a linear layer are stored.
 
 `BuildContext.make_linear` makes a linear method for each linear layer. Quantization formats belong here: a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Unquantized weights with Mizzen's own GEMMs where these are faster than cuBLAS.
 
 The GEMMs in `mizzen.kernels.gemm` serve the small batches of decode steps (GEMV for one row, small-M and

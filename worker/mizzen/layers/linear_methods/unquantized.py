@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Unquantized weights, multiplied by PyTorch's GEMMs (cuBLAS on a GPU)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Apertus (arXiv 2509.14233): Llama with QK norm, and xIELU without a gate."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Command R (Cohere), Command R7B and Command A (Cohere 2): LayerNorm, and parallel blocks."""
 
 from __future__ import annotations

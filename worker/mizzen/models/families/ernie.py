@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ERNIE 4.5 without experts (Baidu): Llama with an interleaved rotary embedding and optional biases."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """EXAONE 4 (arXiv 2507.11407): norms behind each block, QK norm, and layers without rotary embedding."""
 
 from __future__ import annotations

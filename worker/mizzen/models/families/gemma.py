@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gemma 2 (arXiv 2408.00118) and Gemma 3 (arXiv 2503.19786), whose norms surround each block."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GLM-4 (arXiv 2406.12793): partial, interleaved rotary embedding; GLM-4-0414 adds norms after blocks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Granite 3 and 4 without experts (IBM): Llama with multipliers of embeddings, outputs, scores and logits."""
 
 from __future__ import annotations

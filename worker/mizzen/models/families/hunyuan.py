@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hunyuan without experts (Tencent): Llama with QK norm behind the rotary embedding."""
 
 from __future__ import annotations

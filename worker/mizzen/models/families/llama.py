@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Llama (arXiv 2302.13971, 2407.21783): the decoder from which the other families are derived."""
 
 from __future__ import annotations

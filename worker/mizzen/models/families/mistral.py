@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mistral (arXiv 2310.06825) and Ministral 3: Llama with an optional sliding window in every layer."""
 
 from __future__ import annotations

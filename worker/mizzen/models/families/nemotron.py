@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nemotron 4 and Minitron (arXiv 2402.16819): LayerNorm of 1 + weight, squared ReLU without a gate."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """OLMo 2 (arXiv 2501.00656) and OLMo 3: norms behind each block, and QK norm over all heads together."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Phi-3 and Phi-4 (arXiv 2404.14219, 2412.08905): Llama with fused projections and longrope."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Qwen2 and Qwen2.5 (arXiv 2407.10671): Llama with biases on queries, keys and values."""
 
 from __future__ import annotations

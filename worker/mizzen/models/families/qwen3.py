@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Qwen3 (arXiv 2505.09388): Qwen2 without biases, with RMSNorm on each head of queries and keys."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seed-OSS (ByteDance): Llama with biases of queries, keys and values, and a separate head dim."""
 
 from __future__ import annotations

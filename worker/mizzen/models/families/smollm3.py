@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SmolLM3 (Hugging Face): Llama without rotary embedding in every fourth layer."""
 
 from __future__ import annotations

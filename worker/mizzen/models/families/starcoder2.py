@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """StarCoder2 (arXiv 2402.19173): LayerNorm with biases, biases everywhere, and no gate."""
 
 from __future__ import annotations

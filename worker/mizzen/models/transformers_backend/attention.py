@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention function for Transformers' attention interface, which runs Mizzen's paged attention.
 
 The attention modules of a model call it with the queries, keys and values of the step's tokens, which form

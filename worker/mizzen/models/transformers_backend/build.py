@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds a model of Transformers without weights, on the meta device.
 
 Only classes of the installed Transformers are used; code in the model's folder is never run.

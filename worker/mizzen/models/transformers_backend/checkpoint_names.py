@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of a model's tensors in checkpoints, where Transformers renames them or merges those of experts."""
 
 from __future__ import annotations

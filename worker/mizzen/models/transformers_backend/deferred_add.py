@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fuses the additions to the residual stream with the norms that follow them.
 
 It applies to models whose decoder layers compute h += attention(norm(h)); h += mlp(norm(h)). A layer then

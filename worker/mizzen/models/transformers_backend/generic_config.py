@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads the fields of config.json that the engine needs, for any architecture of Transformers.
 
 Importing this module imports neither torch nor Transformers, because the supervisor reads configurations too.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decides whether a model of Transformers can be served, and finds the sizes of its attention.
 
 The model runs without weights, so this takes seconds even for large models.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that Transformers is installed and has a model's class, without importing it or torch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Torch modules that put Mizzen's sharded layers in the places of Transformers' modules.
 
 Their inputs are [1, tokens, size]. They hold no torch parameters: `targets` yields their weights.

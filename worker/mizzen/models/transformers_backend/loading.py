@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds a Transformers model for the engine, and checks it after its weights are loaded."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a model without weights once, to find out how it calls its attention.
 
 The model runs on the meta device, where tensors have shapes but no values. So a model whose control flow

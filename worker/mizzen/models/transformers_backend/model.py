@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`TransformersModel`: a model of Transformers with the interface of `mizzen.models.base.DecoderModel`."""
 
 from __future__ import annotations

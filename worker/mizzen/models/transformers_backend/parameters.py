@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Allocates the parameters and buffers that stay in a Transformers model, and names their tensors."""
 
 from __future__ import annotations

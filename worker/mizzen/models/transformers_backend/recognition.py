@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recognises modules of Transformers that compute the same as layers of Mizzen.
 
 A module is recognised by its result: it runs on random numbers, and the result must equal the formula.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replaces modules of a Transformers model by Mizzen's layers, along its tensor parallel plan."""
 
 from __future__ import annotations

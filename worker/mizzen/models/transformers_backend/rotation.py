@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Moves the rotation of queries and keys (RoPE) from attention modules into their paged attention.
 
 There it is one kernel together with the KV write, or part of the attention kernel.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A group as nodes 1 and up see it: they join node 0, report to it, and exit when it exits."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interface between a supervisor and the other nodes of its group, and the settings that nodes compare.
 
 A group is one engine whose ranks run on several nodes. Node 0 leads: it waits until all nodes have joined,

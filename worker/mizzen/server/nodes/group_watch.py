@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Monitor the ranks of an engine from its supervisor, through the ranks' heartbeats."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A group as node 0 sees it: node 0 admits the other nodes, starts the group and decides how it exits."""
 
 from __future__ import annotations

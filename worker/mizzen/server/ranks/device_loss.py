@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recognize failures that mean that the device is lost, so that a restart on the same device does not help.
 
 The supervisor checks the failure message of a rank. Faults that a restart cures, such as an illegal memory

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Process of a rank other than 0: loads its shard of the model, then runs the step plans that rank 0 sends.
 
     python -m mizzen.server.ranks.follower --rank 1 --links JSON --parent PID --config JSON

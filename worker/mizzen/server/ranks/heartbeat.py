@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Heartbeats of ranks in shared memory, read by the processes that monitor the ranks.
 
 A heartbeat consists of five numbers, each written atomically: the time at which the rank's process last ran,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start, monitor and stop ranks 1 and up of an engine whose rank 0 runs in this process.
 
 `mizzen.offline` uses it instead of a supervisor.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Abort a program whose kernel launches block for ever because another rank of its engine is gone.
 
 A GPU queues about a thousand kernels; further launches block until one of them has run. If the first queued

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Process of rank 0: loads its shard of the model, plans steps for all ranks, and serves gateways.
 
     python -m mizzen.server.ranks.leader --rank 0 --status-fd N --control-fd N --parent PID \\

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Links between ranks: file descriptors that a pod's ranks inherit, and endpoints for the ranks of other
 pods.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """End a process when its parent dies (Linux: prctl(2), PR_SET_PDEATHSIG).
 
 Every rank process calls `set_parent_death_signal`. To the kernel, the parent is a thread, which `SpawnThread`

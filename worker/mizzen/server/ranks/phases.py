@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Publish a rank's phase and the progress of its startup in the rank's status block."""
 
 from __future__ import annotations

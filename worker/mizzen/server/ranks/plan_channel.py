@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank 0's end of the plan channel: shared memory to the ranks of its pod, TCP to the ranks of other pods."""
 
 from __future__ import annotations

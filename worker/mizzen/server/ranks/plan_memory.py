@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compute the size of the shared memory through which the ranks of a pod receive step plans."""
 
 from __future__ import annotations

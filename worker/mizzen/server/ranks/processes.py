@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start, signal and reap rank processes; used by the supervisor."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Publish rank 0's counters, gauges and phases in its status block; used by the serving loop."""
 
 from __future__ import annotations

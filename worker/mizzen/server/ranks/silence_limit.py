@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Estimate, from the durations of past steps, the time without output after which an engine counts as hung.
 
 A decode-only step takes about as long as earlier steps of the same size. Steps that contain prefill, steps of

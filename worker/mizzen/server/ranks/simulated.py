@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rank process of a simulated engine, and the function that builds the simulated engine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Find a rank that stalls the engine, from the heartbeats of all ranks.
 
 Used by the supervisor of node 0 and by `LocalRanks`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Creates the spans of a request with OpenTelemetry's SDK. This module is only imported if tracing is on.
 
 engine.request    child of the gateway's span `engine`

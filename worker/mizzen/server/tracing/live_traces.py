@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traced requests of rank 0, from their arrival until their records are written for the supervisor."""
 
 from __future__ import annotations

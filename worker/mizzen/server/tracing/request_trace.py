@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Record of a finished, traced request, which rank 0 sends to the supervisor through a pipe."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The supervisor's end of tracing: reads the records of finished requests, and exports their spans.
 
 Spans are created and exported in the supervisor's process, because the work would otherwise compete with rank

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One connection from a gateway to an engine: a DEALER socket that never reconnects."""
 
 from __future__ import annotations

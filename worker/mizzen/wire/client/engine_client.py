@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gateway's side of the wire protocol: a reconnecting client of one engine, on asyncio.
 
 A connection is lost when it is closed, when the engine drops it or is silent for too long, or when a frame is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Downloads an engine's files (tokenizer and configuration) in parts over the wire; used by `EngineLink`."""
 
 from __future__ import annotations

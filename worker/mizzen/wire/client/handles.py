@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The unfinished requests that a gateway has sent to one engine, by their handles on the wire."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Combinations of endpoint and keys that a gateway tries during a key rotation, the newest keys first."""
 
 from __future__ import annotations

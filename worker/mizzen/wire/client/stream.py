@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gateway's end of one request that an engine processes: a stream of tokens, or an embedding."""
 
 from __future__ import annotations

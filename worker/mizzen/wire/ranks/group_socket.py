@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TCP connections between the pods of a group: one pod listens (ROUTER), the other pods connect (DEALER).
 
 All pods use the same key pair, which is one of the engine's CURVE key pairs, and accept no other key. Each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages between the supervisors of a group's nodes, over TCP.
 
 Node 0 listens, and the other nodes connect (`mizzen.wire.ranks.group_socket`). Each side reports its state

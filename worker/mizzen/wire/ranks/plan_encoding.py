@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Encodes step plans as bytes for the other ranks: one header, then packed columns.
 
     magic, checksum, step, decode_version, sizes   (HEADER, little-endian)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan channel inside a pod: a ring buffer in shared memory from rank 0 to the other ranks.
 
     header    number of bytes written; for each reader, the number of bytes read and whether it sleeps

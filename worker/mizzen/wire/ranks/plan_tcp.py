@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan channel between pods: numbered frames over TCP from rank 0 to the other ranks.
 
 Rank 0 listens; every rank of another pod connects (`mizzen.wire.ranks.group_socket`), sends its name, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The allow-list of CURVE clients: a ZAP handler (RFC 27) that admits clients with certain public keys."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine's side of the wire protocol: a ROUTER socket that the serving loop polls between steps.
 
 No event loop is involved. `receive` reads a bounded number of frames and returns requests and aborts;

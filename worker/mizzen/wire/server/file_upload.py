@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sends an engine's files to gateways in parts, as fast as the gateways' connections accept them.
 
 A part is large, and ZMQ limits its queues only by the number of frames. A gateway's requests for parts

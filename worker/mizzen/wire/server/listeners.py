@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The engine's listening sockets, one per key generation, combined to act as one ROUTER socket.
 
 A connection's identity is the number of its listener (0 for even key generations, 1 for odd ones), followed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sends step outputs, load, cache events and rejections to all connected gateways.
 
 No method blocks: a frame enters the bounded ZMQ queue of its peer (a gateway), or, if the queue is full, the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gateways that are connected to an engine (its peers), and counters of the wire."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Table of an engine's live requests, as columns that are indexed by request id.
 
 Request ids are small and dense, so that the owners and handles of all rows of a step are found with two array

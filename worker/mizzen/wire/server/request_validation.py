@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Validates `Generate` and `Embed` messages and converts them to scheduler requests."""
 
 from __future__ import annotations

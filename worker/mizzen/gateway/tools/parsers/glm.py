@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tool calls of GLM-4: a line with the name of a tool, and then a JSON object with the arguments.
 
     weather

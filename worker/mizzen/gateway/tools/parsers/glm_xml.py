@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tool calls of GLM-4.5 and later: a name, and tags for the key and the value of each argument.
 
     <tool_call>weather

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tool calls of Hermes and Qwen: a JSON object between `<tool_call>` and `</tool_call>`."""
 
 from __future__ import annotations

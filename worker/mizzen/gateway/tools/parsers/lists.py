@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tool calls as a JSON list of objects, which may follow a marker.
 
 | class | models | syntax |

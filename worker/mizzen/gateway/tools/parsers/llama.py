@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tool calls of Llama 3: JSON objects separated by `;`, optionally after `<|python_tag|>`."""
 
 from __future__ import annotations

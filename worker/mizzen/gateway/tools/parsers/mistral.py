@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mistral's tool calls, which follow `[TOOL_CALLS]`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Readers of a tool call that consists of a name and a JSON object with the arguments."""
 
 from __future__ import annotations

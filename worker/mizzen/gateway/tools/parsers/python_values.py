@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Literals of Python: where they end in text that may continue, and their conversion to JSON."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tool calls in the syntax of Python: `weather(city="Köln", days=2)`.
 
 | class | models | syntax |

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tool calls of Qwen3-Coder, Qwen 3.5 and Seed-OSS: tags for the function and for each argument.
 
     <tool_call>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tags of calls of Qwen3-Coder and Seed-OSS: where a key and a value end, also in calls with faults.
 
 All functions read text that may continue. What they return does not change with the text that follows, so a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Base of readers of a tool call whose arguments are not JSON: they are converted to JSON one by one."""
 
 from __future__ import annotations
