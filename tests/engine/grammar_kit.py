@@ -114,9 +114,9 @@ def watch_retractions(engine: Engine) -> list[int]:
     scheduler, retracted = engine._loop._scheduler, []
     retract = scheduler._retract
 
-    def watched(sequence: Any) -> None:
+    def watched(sequence: Any, *rest: Any) -> None:
         retracted.append(sequence.rid)
-        retract(sequence)
+        retract(sequence, *rest)
 
     scheduler._retract = watched  # type: ignore[method-assign]
     return retracted

@@ -139,7 +139,7 @@ REFUSED_OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "Bloom": ({}, "does not use the attention interface"),
     "DiffLlama": ({}, "runs a layer several times"),
     "Doge": ({}, "builds the attention mask itself"),
-    "GptOss": ({"num_local_experts": 4, "num_experts_per_tok": 2}, "s_aux"),
+    "GptOss": ({"num_local_experts": 4, "num_experts_per_tok": 2}, "attention sinks"),
     "Jamba": ({}, "recurrent state"),
     "Lfm2": (
         {"layer_types": ["conv", "full_attention"]},

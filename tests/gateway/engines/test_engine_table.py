@@ -44,7 +44,7 @@ async def test_unusable_engines_are_ignored_and_reported(
     gateway = await live(foreign, broken, scripted(nameless), good, wait=False)
     await until(lambda: sorted(e.state for e in gateway.gateway.table) == ["broken"] * 3 + ["serving"])
     problems = {engine.problem for engine in gateway.gateway.table}
-    assert any("protocol 99" in problem for problem in problems), problems
+    assert any("version 99 of the wire protocol" in problem for problem in problems), problems
     assert any("tokenizer.json" in problem for problem in problems)
     assert (await text_of(gateway.client(), max_tokens=2))[1] == "length"
 

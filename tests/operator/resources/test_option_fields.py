@@ -71,6 +71,7 @@ FULL["gateway"] = {
     "apiKeys": {"secretNames": ["teams"], "fromLabel": True},
     "cors": {"allowOrigins": ["https://chat.example"]},
     "tls": {"secretName": "certificate"},
+    "playground": "Enabled",
 }
 
 
@@ -174,7 +175,7 @@ def test_values_are_translated_to_those_of_the_field(name: str) -> None:
                 target = target[part]
             target[last] = value
             options = dict(program.options(spec))
-            if value == "Auto" and option not in options:
+            if value in ("Auto", "Disabled") and option not in options:
                 continue  # the operator leaves the default out
             rendered = options[option]
             assert program.translate(f"--{option} {rendered}: no") == f"{field} {value}: no"

@@ -189,7 +189,7 @@ class LLM:
             profile_steps=profile_steps,
             check_integrity=check_integrity,
         )
-        self.tokenizer = None if skip_tokenizer else Tokenizer.load(model)
+        self.tokenizer = None if skip_tokenizer else Tokenizer.load(self.options.model)
         self._ranks = start_ranks(self.options)
         try:
             self.engine: Engine = load_engine(
