@@ -115,6 +115,28 @@ def test_preemptions_are_spans_within_the_phase_they_interrupt(
         assert [event.name for event in span.events] == ["resumed"]
 
 
+def test_preemption_by_a_request_of_higher_priority_says_so(
+    start_engine: Callable[..., Any], collector: Collector
+) -> None:
+    engine = start_engine(otlp_endpoint=collector.url, policy="priority", max_running_requests=1)
+    gateway = engine.gateway()
+    gateway.generate(1, max_tokens=50, ignore_eos=True, traceparent=traceparent(1))
+    gateway.until(lambda: len(gateway.tokens[1]) > 3)
+    gateway.generate(2, max_tokens=5, ignore_eos=True, traceparent=traceparent(2), priority=1)
+    gateway.until(lambda: len(gateway.ends) == 2)
+    engine.until(lambda: len(collector.named("engine.request")) == 2)
+    collector.check_nesting()
+    urgent, preempted = collector.named("engine.request")
+    assert [attributes(span)["mizzen.preemptions"] for span in (urgent, preempted)] == [0, 1]
+    (decode,) = collector.children(preempted)["decode"]
+    (preemption,) = collector.children(decode)["preemption"]
+    assert attributes(preemption)["mizzen.preemption.reason"] == "priority"
+    (prefill,) = collector.children(urgent)["prefill"]
+    assert preemption.start_time_unix_nano <= prefill.start_time_unix_nano
+    (resumed,) = preemption.events
+    assert prefill.end_time_unix_nano <= resumed.time_unix_nano <= preemption.end_time_unix_nano
+
+
 def test_aborted_and_waiting_requests_are_traced(
     start_engine: Callable[..., Any], collector: Collector
 ) -> None:

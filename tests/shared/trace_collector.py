@@ -4,19 +4,65 @@
 from __future__ import annotations
 
 import gzip
+import json
 import threading
 from collections import defaultdict
+from collections.abc import Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from google.protobuf.json_format import MessageToDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 
-class Collector:
+class SpanList:
+    """Spans of one or several traces, and queries about them."""
+
+    def __init__(self, spans: Iterable[Any] = ()) -> None:
+        self.spans: list[Any] = list(spans)
+
+    @property
+    def root(self) -> Any:
+        return next((span for span in self.spans if span.name.startswith("POST")), None)
+
+    def named(self, name: str) -> list[Any]:
+        return [span for span in self.spans if span.name == name]
+
+    def children(self, parent: Any) -> dict[str, list[Any]]:
+        by_name = defaultdict(list)
+        for span in self.spans:
+            if span.parent_span_id == parent.span_id:
+                by_name[span.name].append(span)
+        return by_name
+
+    def check_nesting(self, tolerance_seconds: float = 0.0) -> None:
+        """Check that every span is in the trace of its parent, and within its parent's time."""
+        by_id = {span.span_id: span for span in self.spans}
+        slack = int(tolerance_seconds * 1e9)
+        for span in self.spans:
+            assert span.start_time_unix_nano <= span.end_time_unix_nano, span.name
+            parent = by_id.get(span.parent_span_id)
+            if parent is None:
+                continue
+            assert parent.trace_id == span.trace_id
+            assert parent.start_time_unix_nano - slack <= span.start_time_unix_nano, (parent.name, span.name)
+            assert span.end_time_unix_nano <= parent.end_time_unix_nano + slack, (parent.name, span.name)
+
+    def to_json(self) -> str:
+        """Return the spans as one OTLP message in JSON, in which ids are hexadecimal."""
+        spans = []
+        for span in self.spans:
+            ids = {"traceId": span.trace_id, "spanId": span.span_id, "parentSpanId": span.parent_span_id}
+            fields = MessageToDict(span, use_integers_for_enums=True)
+            spans.append(fields | {name: value.hex() for name, value in ids.items()})
+        return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]})
+
+
+class Collector(SpanList):
     """A collector on a loopback port; it keeps all spans that it receives."""
 
     def __init__(self) -> None:
-        self.spans: list[Any] = []
+        super().__init__()
         self.resources: dict[bytes, dict[str, Any]] = {}
         """Attributes of the resource of each span, by span id."""
         self.resource: dict[str, Any] = {}
@@ -60,32 +106,9 @@ class Collector:
                 self.resources |= {span.span_id: self.resource for span in scope.spans}
                 self.spans += scope.spans
 
-    @property
-    def root(self) -> Any:
-        return next((span for span in self.spans if span.name.startswith("POST")), None)
-
-    def named(self, name: str) -> list[Any]:
-        return [span for span in self.spans if span.name == name]
-
-    def children(self, parent: Any) -> dict[str, list[Any]]:
-        by_name = defaultdict(list)
-        for span in self.spans:
-            if span.parent_span_id == parent.span_id:
-                by_name[span.name].append(span)
-        return by_name
-
-    def check_nesting(self, tolerance_seconds: float = 0.0) -> None:
-        """Check that every span is in the trace of its parent, and within its parent's time."""
-        by_id = {span.span_id: span for span in self.spans}
-        slack = int(tolerance_seconds * 1e9)
-        for span in self.spans:
-            assert span.start_time_unix_nano <= span.end_time_unix_nano, span.name
-            parent = by_id.get(span.parent_span_id)
-            if parent is None:
-                continue
-            assert parent.trace_id == span.trace_id
-            assert parent.start_time_unix_nano - slack <= span.start_time_unix_nano, (parent.name, span.name)
-            assert span.end_time_unix_nano <= parent.end_time_unix_nano + slack, (parent.name, span.name)
+    def trace(self, trace_id: str) -> SpanList:
+        """Return the spans of one trace that have arrived so far."""
+        return SpanList(span for span in list(self.spans) if span.trace_id.hex() == trace_id)
 
     def close(self) -> None:
         self.closing.set()
