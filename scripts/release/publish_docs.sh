@@ -21,4 +21,8 @@ if git -C "$site" diff --cached --quiet; then
 fi
 git -C "$site" -c user.name="${GIT_USER:-release}" -c user.email="${GIT_EMAIL:-release@mizzen.dev}" \
   commit --quiet --message "Build $(git -C "$root" rev-parse --short HEAD)"
-git -C "$site" push --quiet origin HEAD:refs/heads/gh-pages
+if ! git -C "$site" push --quiet origin HEAD:refs/heads/gh-pages; then
+  [ "${ATTEMPT:-1}" -lt 3 ] || exit 1
+  git -C "$root" worktree remove --force "$site"  # another workflow has pushed meanwhile: build upon its commit
+  ATTEMPT=$((${ATTEMPT:-1} + 1)) exec sh "$0" "$@"
+fi

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,13 @@ import pytest
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
+from mizzen.common.otlp import TracingUnavailable
 from mizzen.common.request_timeline import MAX_CHUNKS, MAX_PREEMPTIONS, RequestTimeline, start_timeline
 from mizzen.core.request import FinishReason
+from mizzen.server.config import EngineConfig
 from mizzen.server.tracing.live_traces import LiveTraces
 from mizzen.server.tracing.request_trace import RequestTrace, encode_trace, read_trace
+from mizzen.server.tracing.trace_export import check_tracing, start_trace_export
 from mizzen.wire.messages import Abort
 from trace_collector import Collector, attributes
 
@@ -34,6 +39,19 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     new_collector = Collector()
     yield new_collector
     new_collector.close()
+
+
+def test_only_the_option_makes_an_engine_require_opentelemetry(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "mizzen.server.tracing.engine_spans", None)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+    config = EngineConfig(model="tiny-model")
+    check_tracing(config)
+    assert start_trace_export(config) is None
+    assert "pip install 'mizzen[tracing]'" in caplog.text
+    with pytest.raises(TracingUnavailable, match=r"mizzen\[tracing\]"):
+        check_tracing(replace(config, otlp_endpoint="http://127.0.0.1:4318"))
 
 
 def test_request_becomes_a_tree_of_spans(start_engine: Callable[..., Any], collector: Collector) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from mizzen_operator.api import child_names, labels
@@ -45,6 +46,7 @@ ZONE = "topology.kubernetes.io/zone"
 KUEUE_QUEUE, KUEUE_GROUP = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/pod-group-name"
 KUEUE_COUNT = "kueue.x-k8s.io/pod-group-total-count"
 _SCHEDULING = "DuringSchedulingIgnoredDuringExecution"
+_ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _COPIED_FIELDS = ("serviceAccountName", "priorityClassName", "schedulerName", "runtimeClassName", "affinity")
 
 
@@ -238,8 +240,14 @@ def _container(service: InferenceService, config: OperatorConfig, member: GroupM
 
 
 def _tracing(service: InferenceService, config: OperatorConfig, member: GroupMember) -> Tracing:
-    """Return a pod's tracing; only leading pods trace requests."""
-    return Tracing() if member.rank else effective_tracing(service.tracing, config)
+    """Return a pod's tracing; only leading pods trace requests.
+
+    If the service's own variables choose the collector, it does not get the headers for another collector.
+    """
+    tracing = Tracing() if member.rank else effective_tracing(service.tracing, config)
+    if any(_sets_variable(service, name) for name in _ENDPOINT_VARIABLES):
+        return replace(tracing, headers_secret=None)
+    return tracing
 
 
 def _ports(service: InferenceService, member: GroupMember) -> list[dict[str, Any]]:

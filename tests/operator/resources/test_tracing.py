@@ -119,6 +119,15 @@ def test_variables_of_the_spec_take_precedence() -> None:
     assert variables(engine)["OTEL_RESOURCE_ATTRIBUTES"] == "team=a"
 
 
+@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"])
+def test_another_collector_gets_no_headers(name: str) -> None:
+    env = [{"name": name, "value": "https://elsewhere.example:4318"}]
+    for tracing, config in ((OWN, PLAIN), (NONE, DEFAULT)):
+        (engine,) = engine_spec(tracing, config, engine={**SPEC["engine"], "env": env})
+        assert "MIZZEN_OTLP_HEADERS_FILE" not in variables(engine)
+        assert headers_secret(engine) is None
+
+
 def test_tracing_replaces_no_groups() -> None:
     revisions = {revision(service(tracing), config) for tracing in (NONE, OWN) for config in (PLAIN, DEFAULT)}
     assert len(revisions) == 1

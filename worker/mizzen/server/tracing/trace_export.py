@@ -30,13 +30,15 @@ LAST_RECORDS_SECONDS = 1.0
 
 
 def check_tracing(config: EngineConfig) -> None:
-    """Check that tracing, if it is configured, is possible.
+    """Check that tracing, if the option --otlp-endpoint configures it, is possible.
+
+    An endpoint in the environment never keeps an engine from starting: `start_trace_export` logs the reason.
 
     Raises:
         TracingUnavailable: OpenTelemetry is not installed.
     """
     url = traces_endpoint(config.otlp_endpoint)
-    if url and not config.node_rank:
+    if config.otlp_endpoint and url and not config.node_rank:
         try:
             import mizzen.server.tracing.engine_spans  # noqa: F401
         except ImportError as error:
@@ -44,9 +46,18 @@ def check_tracing(config: EngineConfig) -> None:
 
 
 def start_trace_export(config: EngineConfig) -> TraceExport | None:
-    """Return the export of an engine's spans; None if tracing is off, or another node runs rank 0."""
+    """Return the export of an engine's spans.
+
+    The result is None if tracing is off or impossible, or if another node runs rank 0.
+    """
     url = traces_endpoint(config.otlp_endpoint)
-    return TraceExport(config, url) if url and not config.node_rank else None
+    if not url or config.node_rank:
+        return None
+    try:
+        return TraceExport(config, url)
+    except ImportError as error:
+        log.warning("no traces: %s", TracingUnavailable(url, error.name))
+        return None
 
 
 class TraceExport:
