@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -41,11 +42,11 @@ def test_every_command_has_help(command: str) -> None:
 
 @pytest.mark.parametrize(("command", "config"), [("engine", EngineConfig), ("gateway", GatewayConfig)])
 def test_every_field_is_an_option_with_its_help(command: str, config: type) -> None:
-    text = run(command, "--help").output
-    words, letters = " ".join(text.split()), "".join(text.split())
+    text = re.sub(r"-\n\s+", "-", run(command, "--help").output)  # lines are also broken after hyphens
+    words = " ".join(text.split())
     for setting in settings(config):
         assert f"{flag(setting.name)} " in words
-        assert "".join(setting.help.split()) in letters  # lines are also broken after hyphens
+        assert setting.help in words
 
 
 def test_serve_has_an_option_for_every_field_it_does_not_set() -> None:
