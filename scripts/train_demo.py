@@ -39,14 +39,8 @@ MARGIN = 0.5
 changes the token."""
 CONSOLIDATIONS = 10
 MAX_BYTES = 3_000_000
-BOS, PAD, SYSTEM, USER, ASSISTANT, END = SPECIAL = (
-    "<|bos|>",
-    "<|pad|>",
-    "<|system|>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|end|>",
-)
+SPECIAL = tuple(f"<|{name}|>" for name in ("bos", "pad", "system", "user", "assistant", "end"))
+BOS, PAD, SYSTEM, USER, ASSISTANT, END = SPECIAL
 SYSTEM_MESSAGES = (
     "You are a helpful assistant.",
     "You are the demo model of Mizzen.",

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-HUB: dict[str, Any] = {
-    "source": "hf://Qwen/Qwen3-8B@main",
-    "cache": {"mode": "PersistentVolumeClaim", "claimName": "weights"},
-}
+CACHE = {"mode": "PersistentVolumeClaim", "claimName": "weights"}
+HUB: dict[str, Any] = {"source": "hf://Qwen/Qwen3-8B@main", "cache": CACHE}
 MOUNT = {"name": "data", "mountPath": "/data"}
 
 # Name of the case, fields to merge into a minimal spec, field that the error names, part of the advice.

@@ -330,11 +330,8 @@ def _retire(
         serving_after = serving_count - (group.uid in serving)
         mismatched = _is_mismatched(group, serving)
         broken = group.uid not in serving and not (group.containers_ready and group.routable)
-        may_go = (
-            serving_after >= target.min_available
-            or (broken and may_serve_count > target.min_available)
-            or mismatched
-        )
+        enough = serving_after >= target.min_available
+        may_go = enough or (broken and may_serve_count > target.min_available) or mismatched
         if len(retired) < limit and may_go:
             retired.append(group)
             serving_count, may_serve_count = serving_after, may_serve_count - (not mismatched)
