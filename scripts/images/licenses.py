@@ -3,7 +3,7 @@
 
 Writes one folder per distribution, and `index.txt`: names, versions, licenses and numbers of texts.
 
-    python licenses.py /opt/mizzen/lib/python3.11/site-packages /opt/mizzen/share/licenses
+    python licenses.py /opt/mizzen/lib/python3.12/site-packages /opt/mizzen/share/licenses
 """
 
 from __future__ import annotations

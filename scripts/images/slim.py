@@ -4,7 +4,7 @@
 The generated Kubernetes client has thousands of small modules, and a program imports only a few of them. As a
 zip archive on the module path it takes a fifth of the space, and every module remains importable.
 
-    python slim.py /opt/mizzen/lib/python3.11/site-packages
+    python slim.py /opt/mizzen/lib/python3.12/site-packages
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ ARCHIVED = ("kubernetes",)
 TESTS = ("tests", "test", "testing")
 KEPT = ("numpy/testing",)
 """Folders that match `TESTS` but must stay, because their library imports them."""
+UNTOUCHED = {"mizzen", "torch"}
+"""Packages that keep all folders: Mizzen's Helm chart has `templates/tests`, and torch imports its own."""
 
 
 def drop_tests(site: Path) -> int:
     """Remove the test folders of installed packages and return their number."""
-    folders = [
-        path
-        for name in TESTS
-        for path in site.glob(f"**/{name}")
-        if path.is_dir() and path.relative_to(site).as_posix() not in KEPT and "torch" not in path.parts
-    ]
+    found = [path.relative_to(site) for name in TESTS for path in site.glob(f"**/{name}") if path.is_dir()]
+    folders = [path for path in found if path.as_posix() not in KEPT and not UNTOUCHED & set(path.parts)]
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(site / folder, ignore_errors=True)
     return len(folders)
 
 

@@ -13,6 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "scripts/images"
+CHART_TESTS = "mizzen/share/charts/mizzen/templates/tests"
+"""The tests of the chart in the installed package, which `helm test` runs."""
 
 
 def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -64,13 +66,14 @@ def test_the_page_of_compatible_versions_is_up_to_date() -> None:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A site-packages folder with a Kubernetes client, a package with tests, and numpy's `testing` module."""
+    """A site-packages folder with a Kubernetes client, a package with tests, and folders that must stay."""
     for name in ("kubernetes/client/__init__.py", "kubernetes/__init__.py", "other/tests/__init__.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
     (tmp_path / "kubernetes/client/pod.py").write_text("class Pod:\n    phase = 'Running'\n")
-    (tmp_path / "numpy/testing").mkdir(parents=True)
+    for name in ("numpy/testing", CHART_TESTS):
+        (tmp_path / name).mkdir(parents=True)
     return tmp_path
 
 
@@ -79,6 +82,7 @@ def test_an_archived_client_package_can_be_imported(site: Path) -> None:
     assert not (site / "kubernetes").exists()
     assert not (site / "other/tests").exists()
     assert (site / "numpy/testing").is_dir()
+    assert (site / CHART_TESTS).is_dir()
     load = f"import site; site.addsitedir({str(site)!r})"
     code = f"{load}; from kubernetes.client.pod import Pod; print(Pod.phase)"
     shown = subprocess.run(
