@@ -6,7 +6,8 @@
 
 The site has a folder for each version, a folder for each alias with a copy of its version, `versions.json`
 (from which the theme makes its menu of versions, in the format of mike) and an index.html that leads to the
-alias `latest`, or to the newest version.
+alias `latest`, or to the newest version. Only the highest version gets an alias, so a patch of an older
+release does not become `latest`.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ def order(version: str) -> tuple[int, ...]:
 def list_versions(known: list[dict[str, Any]], version: str, alias: str) -> list[dict[str, Any]]:
     """Return the entries of versions.json, newest first, after a version has been added.
 
-    An alias belongs to one version: the new one takes it from the others.
+    An alias belongs to one version: the new one takes it from the others, unless one of them is higher.
     """
+    if any(order(entry["version"]) > order(version) for entry in known):
+        alias = ""
     others = [entry for entry in known if entry["version"] != version]
     kept = [{**entry, "aliases": [name for name in entry["aliases"] if name != alias]} for entry in others]
     had = [name for entry in known if entry["version"] == version for name in entry["aliases"]]
@@ -59,9 +62,10 @@ def build_docs(site: Path, version: str, alias: str) -> None:
     listing = site / "versions.json"
     known = json.loads(listing.read_text(encoding="utf-8")) if listing.exists() else []
     entries = list_versions(known, version, alias)
-    if alias:
-        shutil.rmtree(site / alias, ignore_errors=True)
-        shutil.copytree(target, site / alias)
+    [built] = [entry for entry in entries if entry["version"] == version]
+    for name in built["aliases"]:
+        shutil.rmtree(site / name, ignore_errors=True)
+        shutil.copytree(target, site / name)
     listing.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
     start = "latest" if (site / "latest").is_dir() else entries[0]["version"]
     (site / "index.html").write_text(INDEX.format(start), encoding="utf-8")
@@ -74,7 +78,9 @@ def main() -> None:
     )
     parser.add_argument("site", type=Path)
     parser.add_argument("--version", default="", help="version of the pages; that of the package by default")
-    parser.add_argument("--alias", default="", help="second name of the version, such as latest")
+    parser.add_argument(
+        "--alias", default="", help="second name, such as latest, if the version is the highest"
+    )
     options = parser.parse_args()
     try:
         build_docs(options.site, options.version or read_version(), options.alias)
