@@ -9,6 +9,9 @@ For each target, the folder gets `TARGET.tar` (the archive), `TARGET.cdx.json` (
 itself; with `buildah`, the folder gets `TARGET.provenance.json`. Skopeo pushes the archive, so that the
 registry has the digest in `TARGET.json`.
 
+Labels and provenance name the commit. `--push` therefore refuses a work tree with local changes, unless
+`--allow-local-changes` is given, as for the registry of a dry run.
+
 The variable BUILDAH is the command of buildah with its own options, and BUILD_OPTIONS has more options of
 the build command.
 """
@@ -35,6 +38,16 @@ SBOM_FOLDER = "opt/mizzen/share/sbom"
 def output(*command: str) -> str:
     """Run a command and return its output without the final line break."""
     return subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout.strip()
+
+
+def require_committed() -> None:
+    """Check that the work tree is that of the commit which labels and provenance name.
+
+    Raises:
+        ValueError: it has local changes; the message lists the files.
+    """
+    if changes := output("git", "status", "--porcelain"):
+        raise ValueError(f"--push needs a work tree without local changes; commit or remove:\n{changes}")
 
 
 def build_arguments(options: argparse.Namespace) -> dict[str, str]:
@@ -125,12 +138,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repository", default="https://mizzen.dev", help="URL of the source")
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--push", action="store_true")
+    parser.add_argument(
+        "--allow-local-changes", action="store_true", help="push files that are not committed"
+    )
     parser.add_argument("--plain-http", action="store_true", help="push without TLS, to a registry of a test")
     return parser.parse_args()
 
 
 def main() -> None:
     options = parse()
+    if options.push and not options.allow_local_changes:
+        require_committed()
     options.out = options.out.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
     arguments = build_arguments(options)

@@ -106,7 +106,7 @@ class DryRun:
             return
         for target in self.options.target or TARGETS:
             command = ["--builder", builder, "--registry", registry, "--target", target, *push]
-            command += ["--out", self.out / "images", "--base", self.options.base]
+            command += ["--out", self.out / "images", "--base", self.options.base, "--allow-local-changes"]
             command += [part for item in self.options.build_arg for part in ("--build-arg", item)]
             self.step(f"image {target}", lambda command=command: script("build_images.py", *command))
 

@@ -7,10 +7,12 @@ import gzip
 import hashlib
 import io
 import json
+import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
 
+import build_images  # pyright: ignore[reportMissingImports]
 import pytest
 from oci_archive import OciArchive  # pyright: ignore[reportMissingImports]
 from provenance import make_statement  # pyright: ignore[reportMissingImports]
@@ -92,6 +94,59 @@ def test_an_archive_of_two_images_is_refused(tmp_path: Path) -> None:
     path = layout.write(tmp_path / "image.tar", layout.image(FIRST), layout.image(LAST))
     with pytest.raises(ValueError, match="contains 2 images"):
         OciArchive(path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "pushed"),
+    [
+        ("", ["--push"], True),
+        ("new.py", [], False),
+        ("new.py", ["--push", "--allow-local-changes"], True),
+        ("old.py", ["--push", "--allow-local-changes"], True),
+    ],
+)
+def test_images_of_a_commit_are_pushed(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, changed: str, options: list[str], pushed: bool
+) -> None:
+    if changed:
+        (clone / changed).write_text("changed")
+    assert build(monkeypatch, options) == ["build", *(["push"] if pushed else [])]
+
+
+@pytest.mark.parametrize("changed", ["new.py", "old.py"])
+def test_local_changes_are_not_pushed(clone: Path, monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
+    """Labels and provenance would name a commit without them."""
+    (clone / changed).write_text("changed")
+    with pytest.raises(ValueError, match=rf"without local changes; commit or remove:\n.*{changed}"):
+        build(monkeypatch, ["--push"])
+    assert not (clone.parent / "out").exists()
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with one commit, in place of this one."""
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    (clone / "old.py").write_text("")
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.com"]
+    for command in (["init", "-q"], ["add", "."], [*identity, "commit", "-qm", "Begin"]):
+        subprocess.run(["git", *command], cwd=clone, check=True)
+    monkeypatch.setattr(build_images, "ROOT", clone)
+    return clone
+
+
+def build(monkeypatch: pytest.MonkeyPatch, options: list[str]) -> list[str]:
+    """Run build_images.py without a builder; return what it did with the image."""
+    done: list[str] = []
+    out = build_images.ROOT.parent / "out"
+    command = ["build_images.py", "--registry", "r.example.com", "--target", "gateway", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", [*command, *options])
+    monkeypatch.setattr(build_images, "read_version", lambda: "9.8.7")
+    monkeypatch.setattr(build_images, "build_archive", lambda *_: done.append("build"))
+    monkeypatch.setattr(build_images, "write_records", lambda *_: None)
+    monkeypatch.setattr(build_images, "push_archive", lambda *_, **__: done.append("push"))
+    build_images.main()
+    return done
 
 
 def test_the_provenance_names_image_source_and_arguments() -> None:
