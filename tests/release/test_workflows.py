@@ -93,6 +93,7 @@ def test_releases_are_published_only_from_tags_of_versions_after_the_tests() -> 
         if "write" in job.get("permissions", {}).values() and name != "dist":
             assert {"check", "test"} <= needed(name), name
     assert jobs["pypi"]["environment"] == "pypi"
+    assert jobs["images"]["strategy"]["fail-fast"] == "false"
     assert set(jobs["images"]["strategy"]["matrix"]["target"]) == {
         "operator",
         "gateway",
