@@ -17,6 +17,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from live_processes import kill_tree
 from mizzen.common.options import flag
 from mizzen.wire.messages import Welcome
 from ports import free_ports
@@ -92,11 +93,7 @@ class EngineProcess:
         return self.process.wait(seconds)
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                child.kill()
-            self.process.kill()
-            self.process.wait(60)
+        kill_tree(self.process)
         for gateway in self._gateways:
             gateway.close()
         self._log.close()

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from live_processes import kill_tree
 from mizzen.common.addresses import join_address
 from mizzen.common.options import flag
 from ports import free_ports
@@ -78,8 +77,4 @@ class EngineProcess:
 
     def close(self) -> None:
         """Kill the engine and all of its ranks."""
-        if self.process.poll() is None:
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                child.kill()
-            self.process.kill()
-            self.process.wait(SECONDS)
+        kill_tree(self.process, SECONDS)

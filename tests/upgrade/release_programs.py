@@ -15,6 +15,7 @@ import aiohttp
 import psutil
 from previous_release import CURRENT, Release
 
+from live_processes import kill_tree
 from ports import free_ports
 
 MODEL = CURRENT.root / "models" / "demo"
@@ -60,14 +61,7 @@ class Program:
 
     def kill(self) -> None:
         """Kill the process and its children."""
-        try:
-            for child in self.process.children(recursive=True):
-                child.kill()
-        except psutil.NoSuchProcess:
-            pass
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
+        kill_tree(self.process)
 
 
 class Engine(Program):

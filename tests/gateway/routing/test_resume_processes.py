@@ -18,6 +18,7 @@ import openai
 import psutil
 import pytest
 
+from live_processes import kill_tree
 from mizzen.common.options import flag
 from ports import free_ports
 
@@ -65,13 +66,7 @@ class EngineProcess:
         return self.log.read()[-2000:]
 
     def end(self) -> None:
-        try:
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                child.kill()
-        except psutil.NoSuchProcess:
-            pass
-        self.process.kill()
-        self.process.wait()
+        kill_tree(self.process)
         self.log.close()
 
 
