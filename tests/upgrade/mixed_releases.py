@@ -25,11 +25,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "cluster"))
 
 import aiohttp
+from noloss.changes import until
 from noloss.load import FailedRequest, Question, send_request
 from noloss.services import hashed_questions, trained_questions
 from previous_release import CURRENT, Release, unpack_previous
-from release_programs import SECONDS, Engine, Gateway, Program, until
+from release_programs import Engine, Gateway, Program
 
+ANSWER_SECONDS = 180.0
+"""Timeout of a request."""
 PHASE_SECONDS = 1800.0
 """Timeout of the wait for the answers of one phase."""
 PLACES = 3
@@ -78,7 +81,7 @@ class Traffic:
         await asyncio.gather(*self._tasks)
 
     async def _work(self, questions: list[Question], choices: random.Random) -> None:
-        timeout = aiohttp.ClientTimeout(total=SECONDS)
+        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
         async with aiohttp.ClientSession(trust_env=False, timeout=timeout) as http:
             while not self._stopped:
                 gateway, question = self.gateway, choices.choice(questions)
@@ -219,9 +222,11 @@ class Rollout:
             # absent from gateways of releases without negotiation
             self.protocols[f"{own.name} gateway, {release_name} engine"] = engine.get("protocol")
         pair = f"{own.name} gateway, {other.name} engine"
-        await until(
-            lambda: self.traffic.pairs[pair] >= requests, f"{requests} answers of {pair}", PHASE_SECONDS
-        )
+
+        async def answered() -> bool:
+            return self.traffic.pairs[pair] >= requests
+
+        await until(answered, f"{requests} answers of {pair}", PHASE_SECONDS)
 
     async def _kill(self, gateway: Gateway, release: Release) -> None:
         """Kill the rank of an engine that is answering; restart the engine once its answers have resumed."""

@@ -3,40 +3,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import psutil
+from noloss.changes import until
 from previous_release import CURRENT, Release
 
 from live_processes import kill_tree
 from ports import free_ports
 
 MODEL = CURRENT.root / "models" / "demo"
-SECONDS = 180.0
-"""Timeout of each wait."""
-
-
-async def until(condition: Callable[[], Any], expectation: str, seconds: float = SECONDS) -> None:
-    """Wait until `condition()`, which may be a coroutine, returns something true; fail after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while True:
-        value = condition()
-        if await value if asyncio.iscoroutine(value) else value:
-            return
-        if time.monotonic() > deadline:
-            raise AssertionError(f"after {seconds:.0f} s still not: {expectation}")
-        await asyncio.sleep(0.05)
 
 
 class Program:
-    """A process of a release, with its log in a folder of its own."""
+    """A process of a release, with a folder for its log."""
 
     def __init__(self, release: Release, folder: Path, module: str, *words: str) -> None:
         folder.mkdir(parents=True)
@@ -56,7 +40,11 @@ class Program:
 
     async def wait(self) -> int:
         """Return the exit code once the process has ended."""
-        await until(lambda: self.process.poll() is not None, f"the end of {self.log}")
+
+        async def ended() -> bool:
+            return self.process.poll() is not None
+
+        await until(ended, f"the end of {self.log}")
         return self.process.returncode
 
     def kill(self) -> None:
