@@ -43,8 +43,8 @@ class Release:
 CURRENT = Release("current", ROOT)
 
 
-def unpack_previous(folder: Path) -> Release:
+def unpack_previous(folder: Path, archive: Path = ARCHIVE) -> Release:
     """Unpack the archive of the previous release into a folder, and return the release."""
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(folder, filter="data")
+    with tarfile.open(archive) as programs:
+        programs.extractall(folder, filter="data")
     return Release("previous", folder)

@@ -3,8 +3,8 @@
 
     python tests/upgrade/record.py COMMIT
 
-Run this for the commit of each release once it is published, set `COMMIT` in
-`previous_release.py`, and delete the files of the release before.
+Run this for the commit of each release once it is published, set `COMMIT` in `previous_release.py`, and
+delete the files of the release before.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import previous_release
 from previous_codec import run_codec
+from previous_release import ROOT, unpack_previous
 
 PATHS = ("worker/mizzen", "operator/mizzen_operator", "charts/mizzen", "crds")
 LEFT_OUT = ("worker/mizzen/kernels/**/*.cu", "worker/mizzen/offline", "charts/mizzen/dashboards")
@@ -29,12 +29,12 @@ def main() -> None:
     (commit,) = sys.argv[1:]
     excluded = [f":(exclude,glob){path}" for path in LEFT_OUT]
     command = ["git", "archive", commit, *PATHS, *excluded]
-    content = subprocess.run(command, cwd=previous_release.ROOT, stdout=subprocess.PIPE, check=True).stdout
+    content = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
     folder = Path(__file__).parent
-    (folder / f"mizzen-{commit}.tar.xz").write_bytes(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
-    previous_release.ARCHIVE = folder / f"mizzen-{commit}.tar.xz"
+    archive = folder / f"mizzen-{commit}.tar.xz"
+    archive.write_bytes(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
     with tempfile.TemporaryDirectory() as unpacked:
-        recorded = run_codec(previous_release.unpack_previous(Path(unpacked)), [])
+        recorded = run_codec(unpack_previous(Path(unpacked), archive), [])
     del recorded["decoded"]
     text = json.dumps(recorded, indent=1, sort_keys=True) + "\n"
     (folder / f"messages-{commit}.json").write_text(text)
