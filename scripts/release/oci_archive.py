@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tarfile
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 INDEX_TYPES = {
     "application/vnd.oci.image.index.v1+json",
@@ -51,8 +50,10 @@ class OciArchive:
             ValueError: the image has no such file.
         """
         for layer in reversed(self.manifest()["layers"]):
-            blob = io.BytesIO(self._read_blob(layer["digest"]))
-            with tarfile.open(fileobj=blob, mode="r:*") as files:
+            with (
+                self._open(_blob_path(layer["digest"])) as blob,
+                tarfile.open(fileobj=blob, mode="r:*") as files,
+            ):
                 for member in files:
                     path = PurePosixPath(member.name.lstrip("./"))
                     if str(path.parent) == folder.strip("/") and path.name.endswith(suffix):
@@ -79,13 +80,11 @@ class OciArchive:
         config = self._read_json(_blob_path(self.manifest()["config"]["digest"]))
         return config.get("config", {}).get("Labels") or {}
 
-    def _read_blob(self, digest: str) -> bytes:
-        return self._read(_blob_path(digest))
-
     def _read_json(self, name: str) -> Any:
-        return json.loads(self._read(name))
+        with self._open(name) as file:
+            return json.load(file)
 
-    def _read(self, name: str) -> bytes:
+    def _open(self, name: str) -> IO[bytes]:
         try:
             member = self._tar.getmember(name)
         except KeyError:
@@ -93,7 +92,7 @@ class OciArchive:
         content = self._tar.extractfile(member)
         if content is None:
             raise ValueError(f"{name} is not a file")
-        return content.read()
+        return content
 
 
 def _blob_path(digest: str) -> str:
