@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Print the requirements of the given extras of pyproject.toml, without the distribution itself.
 
-An image installs the requirements in a layer of their own, which is reused while only the sources change.
+An image installs the requirements in a separate layer, which is reused while only the sources change.
 
     python requirements.py pyproject.toml base gateway --without torch
 """

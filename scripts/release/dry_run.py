@@ -85,7 +85,7 @@ class DryRun:
         (self.out / "notes.md").write_bytes(notes)
 
     def install_wheel(self) -> None:
-        """Install the wheel in an environment of its own, and start its program."""
+        """Install the wheel in a new environment, and start its program."""
         folder = self.out / "environment"
         venv.create(folder, with_pip=True)
         [wheel] = (self.out / "python").glob("*.whl")
@@ -131,10 +131,9 @@ class DryRun:
         for name, seconds in self.seconds.items():
             print(f"{seconds:8.1f} s  {name}")
         for part in sorted(self.out.iterdir()):
-            files = [part] if part.is_file() else [path for path in part.rglob("*") if path.is_file()]
-            shown = [part] if part.name == "docs" else files
-            for path in sorted(shown):
-                inside = [path] if path.is_file() else files
+            files = [path for path in (part, *part.rglob("*")) if path.is_file()]
+            shown = {part: files} if part.name == "docs" else {path: [path] for path in sorted(files)}
+            for path, inside in shown.items():
                 size = sum(file.stat().st_size for file in inside)
                 print(f"{size / 1e6:8.2f} MB {path.relative_to(self.out)}")
         for reason in self.left_out:
