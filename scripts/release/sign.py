@@ -71,16 +71,15 @@ def find_files(path: Path) -> Iterator[Path]:
 
 
 def handle(cosign: Cosign, verb: str, what: str) -> None:
-    """Sign or verify an image in a registry, a file, or all files of a folder."""
-    path = Path(what)
+    """Sign or verify an artifact in a registry, a file, or all files of a folder."""
+    path, reference, sbom = Path(what), "", None
     if "@sha256:" in what and not path.exists():
-        (cosign.sign_artifact if verb == "sign" else cosign.verify_artifact)(what, None)
-        print(f"{verb}: {what}")
-        return
-    if path.name.count(".") == 1 and path.suffix == ".json":
+        reference = what
+    elif path.name.count(".") == 1 and path.suffix == ".json":
         image = json.loads(path.read_text(encoding="utf-8"))
         reference = f"{image['reference'].rpartition(':')[0]}@{image['digest']}"
         sbom = path.with_suffix(".cdx.json")
+    if reference:
         (cosign.sign_artifact if verb == "sign" else cosign.verify_artifact)(reference, sbom)
         print(f"{verb}: {reference}")
         return

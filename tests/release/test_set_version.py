@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import re
 import runpy
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,10 +25,8 @@ def copy_tree(folder: Path) -> None:
         target.write_bytes((ROOT / path).read_bytes())
 
 
-def test_all_files_have_the_version_of_the_package() -> None:
-    shown = subprocess.run(
-        [sys.executable, ROOT / "scripts/release/set_version.py"], capture_output=True, text=True, check=False
-    )
+def test_all_files_have_the_version_of_the_package(run_script: Any) -> None:
+    shown = run_script("set_version.py")
     assert shown.stdout.strip() == mizzen.__version__, shown.stderr
 
 
