@@ -36,8 +36,8 @@ SBOM_FOLDER = "opt/mizzen/share/sbom"
 
 
 def output(*command: str) -> str:
-    """Run a command and return its output without the final line break."""
-    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout.strip()
+    """Run a command and return its output without the final line break; its errors are printed."""
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout.strip()
 
 
 def require_committed() -> None:

@@ -58,6 +58,27 @@ def package_chart(registry: str, out: Path) -> Path:
     return out / f"mizzen-{version}.tgz"
 
 
+def push_chart(package: Path, registry: str, *, plain_http: bool) -> str:
+    """Push the package of a chart; return its digest in the registry.
+
+    Raises:
+        ValueError: helm failed, or did not report the digest; the message has its output.
+    """
+    command = [os.environ.get("HELM", "helm"), "push", package, f"oci://{registry}/charts"]
+    pushed = subprocess.run(
+        [*command, *(["--plain-http"] if plain_http else [])],
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    digest = re.search(r"sha256:[0-9a-f]{64}", pushed.stdout)
+    if pushed.returncode or digest is None:
+        raise ValueError(f"helm push did not report the digest of the chart:\n{pushed.stdout}")
+    print(pushed.stdout, end="")
+    return digest[0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -69,22 +90,11 @@ def main() -> None:
     options = parser.parse_args()
     try:
         package = package_chart(options.registry, options.out)
-    except ValueError as error:
-        sys.exit(str(error))
-    if options.push:
-        command = [os.environ.get("HELM", "helm"), "push", package, f"oci://{options.registry}/charts"]
-        pushed = subprocess.run(
-            [*command, *(["--plain-http"] if options.plain_http else [])],
-            check=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ).stdout
-        digest = re.search(r"sha256:[0-9a-f]{64}", pushed)
-        if digest is None:
-            sys.exit(f"helm did not report the digest of the chart:\n{pushed}")
-        (options.out / "digest").write_text(f"{digest[0]}\n", encoding="utf-8")
-        print(pushed, end="")
+        if options.push:
+            digest = push_chart(package, options.registry, plain_http=options.plain_http)
+            (options.out / "digest").write_text(f"{digest}\n", encoding="utf-8")
+    except (ValueError, subprocess.CalledProcessError) as failure:
+        sys.exit(str(failure))
 
 
 if __name__ == "__main__":

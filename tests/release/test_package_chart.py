@@ -34,6 +34,18 @@ def test_a_packaged_chart_renders_without_values(run_script: Any, tmp_path: Path
     assert f'| `images.registry` | string | `"{registry}"` |' in readme
 
 
+def test_a_failed_push_shows_the_output_of_helm(run_script: Any, tmp_path: Path) -> None:
+    helm = tmp_path / "helm"
+    helm.write_text('#!/bin/sh\n[ "$1" != push ] || { echo "denied: no such team" >&2; exit 1; }\n')
+    helm.chmod(0o755)
+    options = ("--registry", "registry.example.com/team", "--out", tmp_path / "out", "--push")
+    made = run_script("package_chart.py", *options, env={**os.environ, "HELM": str(helm)})
+    assert made.returncode == 1
+    assert "denied: no such team" in made.stderr
+    assert "Traceback" not in made.stderr
+    assert not (tmp_path / "out/digest").exists()
+
+
 def test_a_registry_with_a_scheme_is_refused(run_script: Any, tmp_path: Path) -> None:
     made = run_script("package_chart.py", "--registry", "oci://registry.example.com", "--out", tmp_path)
     assert made.returncode == 1
