@@ -7,6 +7,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -28,6 +29,12 @@ StartProxy = Callable[[ControlPlane], str]
 
 class ClusterError(LocalError):
     """The cluster is not in the state that a command requires; the message says what to do."""
+
+
+def operator_namespace() -> dict[str, Any]:
+    """Return the manifest of the operator's namespace."""
+    metadata = {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
 
 
 class Cluster:
@@ -116,6 +123,10 @@ class Cluster:
         self.state.write_settings(settings)
         self.restart_node()
 
+    def node_program(self) -> list[str]:
+        """Return the command of the node's process, without options."""
+        return [sys.executable, "-P", "-m", "mizzen_local.node"]
+
     def restart_node(self) -> None:
         """Start the node's process, or start it again after it has ended.
 
@@ -123,8 +134,7 @@ class Cluster:
             FileNotFoundError: the cluster is not up.
         """
         settings = self.state.read_settings()
-        command = [sys.executable, "-P", "-m", "mizzen_local.node"]
-        command += ["--folder", str(self.state.folder)]
+        command = [*self.node_program(), "--folder", str(self.state.folder)]
         command += ["--range", str(settings.index), "--gpus", str(settings.gpus)]
         command += ["--pod-server", settings.pod_server]
         log, folder = self.state.logs / "node.log", self.state.folder
@@ -134,9 +144,7 @@ class Cluster:
         crd = find_packaged("crds/inferenceservices.yaml").read_text()
         values = {"operator": {"replicas": 1}, "images": {"registry": LOCAL_REGISTRY}}
         manifests = operator_manifests(find_packaged("charts/mizzen"), values, NAMESPACE, RELEASE)
-        metadata = {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
-        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
-        rest = yaml.safe_dump_all([namespace, *manifests])
+        rest = yaml.safe_dump_all([operator_namespace(), *manifests])
         kubectl("apply", "--server-side", "-f", "-", stdin=f"{crd}\n---\n{rest}")
         kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=30s")
 

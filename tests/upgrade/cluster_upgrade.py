@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -39,9 +38,8 @@ from noloss.local import Site
 from noloss.services import hashed_questions, lane, real_service, simulated_service, trained_questions
 from previous_release import CURRENT, Release, unpack_previous
 
-from mizzen_local import process
 from mizzen_local.cluster import NAMESPACE as OPERATOR_NAMESPACE
-from mizzen_local.cluster import RELEASE, Cluster
+from mizzen_local.cluster import RELEASE, Cluster, operator_namespace
 from mizzen_local.kubectl import Kubectl
 
 NAMESPACE = "default"
@@ -71,15 +69,7 @@ def render(release: Release) -> str:
         command, env=release.environment, stdout=subprocess.PIPE, text=True, check=True
     ).stdout
     crd = (release.root / "crds" / "inferenceservices.yaml").read_text()
-    namespace = {
-        "apiVersion": "v1",
-        "kind": "Namespace",
-        "metadata": {
-            "name": OPERATOR_NAMESPACE,
-            "labels": {"pod-security.kubernetes.io/enforce": "restricted"},
-        },
-    }
-    return "\n---\n".join((crd, yaml.safe_dump(namespace), chart))
+    return "\n---\n".join((crd, yaml.safe_dump(operator_namespace()), chart))
 
 
 class ReleaseCluster(Cluster):
@@ -89,22 +79,11 @@ class ReleaseCluster(Cluster):
         super().__init__(folder)
         self._previous = previous
 
-    def restart_node(self) -> None:
-        """Start the node's process."""
-        settings = self.state.read_settings()
-        command = [sys.executable, "-P", str(Path(__file__).with_name("release_node.py"))]
-        command += ["--folder", str(self.state.folder), "--range", str(settings.index)]
-        command += ["--gpus", str(settings.gpus), "--pod-server", settings.pod_server]
+    def node_program(self) -> list[str]:
+        """Return the command of a node that runs images of both releases, without options."""
         paths = {"PREVIOUS_PATH": self._previous.python_path, "CURRENT_PATH": CURRENT.python_path}
-        self.state.registry.add(
-            process.start(
-                "node",
-                command,
-                log=self.state.logs / "node.log",
-                folder=self.state.folder,
-                env={**os.environ, **paths},
-            )
-        )
+        program = [sys.executable, "-P", str(Path(__file__).with_name("release_node.py"))]
+        return ["/usr/bin/env", *(f"{name}={value}" for name, value in paths.items()), *program]
 
     def _install(self, kubectl: Kubectl) -> None:
         apply(kubectl, self._previous)
