@@ -8,7 +8,8 @@ previous release. Three services are under load:
 
 - `engines-first`: its engines are replaced by those of this release before the upgrade.
 - `gateways-first`: its engines are pinned to the previous release, and replaced after the upgrade.
-- `together`: has neither; the upgrade replaces gateways and engines at the same time.
+- `together`: its engines are neither replaced before nor pinned; the upgrade replaces gateways and engines at
+  the same time.
 
 Engines are killed in between, and keys are rotated between gateways of this release and engines of the
 previous one. The last line of the output is a JSON object; the exit code is 1 if a request failed.

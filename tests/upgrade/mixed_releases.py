@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines and gateways of two releases beside each other, which replace each other while streams run.
+"""Engines and gateways of two releases run beside each other, and replace each other while streams run.
 
     python tests/upgrade/mixed_releases.py --requests 2000
 
-is the long version of `test_mixed_releases.py`, with the demo model: an upgrade from the previous release to
-this one, and the way back. The last line of the output is a JSON array with all counts; the exit code is 1 if
-a request failed.
+This is the long version of `test_mixed_releases.py`, with the demo model: an upgrade from the previous
+release to this one, and the rollback. The last line of the output is a JSON array with all counts; the exit
+code is 1 if a request failed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encodes and decodes messages with the code of a release, in a process of its own.
+"""Encodes and decodes messages with the code of a release, in a separate process.
 
 As a program, it reads the frames to decode from standard input, as a JSON array of pairs: the receiver
 (`engine` or `gateway`), and the frame in hexadecimal. It prints a JSON object:

@@ -3,7 +3,8 @@
 
 It does so for services whose `spec.engine.image` is pinned, and for groups of an earlier revision. An engine
 that gets an unknown option exits, so the operator may pass a new option only for a new field of the spec that
-is set. What a service could already ask for before has to reach engines in another way, such as a variable.
+is set. A setting that specs of the previous release could have must reach engines in another way, such as an
+environment variable.
 """
 
 from __future__ import annotations
