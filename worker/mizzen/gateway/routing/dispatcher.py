@@ -180,8 +180,8 @@ class Dispatcher:
     def _extend_for_wakeup(self, routed: RoutedRequest) -> None:
         """If no engine serves, extend a request's deadline by the time that starting an engine takes."""
         if self._wake_seconds and not self._table.serving:
-            awake = time.monotonic() + self._wake_seconds
-            routed.queue_entry.deadline = max(routed.queue_entry.deadline, awake)
+            deadline = time.monotonic() + self._wake_seconds
+            routed.queue_entry.deadline = max(routed.queue_entry.deadline, deadline)
 
     async def _requeue(self, routed: RoutedRequest) -> None:
         entry = routed.queue_entry
