@@ -132,5 +132,7 @@ def page(folder: Path = CHART) -> str:
     return head + "\n".join(rows) + "\n"
 
 
+PAGES = {"charts/mizzen/README.md": page}
+
 if __name__ == "__main__":
     README.write_text(page(), encoding="utf-8")

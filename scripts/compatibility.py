@@ -11,13 +11,11 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import yaml
+from generated_pages import ROOT, write_pages
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs/compatibility.md"
 DRIVERS = {"12": "525", "13": "580"}
 """Oldest driver branch that runs a CUDA release of each major version, from NVIDIA's compatibility guide."""
 HEAD = """\
@@ -105,5 +103,7 @@ def page() -> str:
     return HEAD + "\n\n".join(tables) + "\n" + TAIL
 
 
+PAGES = {"docs/compatibility.md": page}
+
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    write_pages(PAGES)

@@ -8,13 +8,13 @@ A test checks that the page is up to date.
 
 from __future__ import annotations
 
-from pathlib import Path
+from generated_pages import read_page, replace_part, write_pages
 
 from mizzen.models.features import list_features
 from mizzen.models.hf_fields import Fields
 from mizzen.models.model_families import FAMILIES, Family
 
-ROOT = Path(__file__).resolve().parents[1]
+PAGE = "docs/models.md"
 MODELS_BEGIN = "<!-- scripts/model_table.py generates the table below -->"
 MODELS_END = "<!-- end of the generated table -->"
 TYPICAL = {
@@ -44,8 +44,6 @@ def family_features(family: Family) -> str:
 
 def models_page() -> str:
     """Return the text of docs/models.md: its handwritten parts, and between two marks the generated table."""
-    before, begin, rest = (ROOT / "docs/models.md").read_text(encoding="utf-8").partition(MODELS_BEGIN)
-    _, end, after = rest.partition(MODELS_END)
     rows = [
         "| family | `architectures` in `config.json` | examples | differences from Llama |",
         "|---|---|---|---|",
@@ -55,10 +53,10 @@ def models_page() -> str:
         if family.text_parts:
             names += "; text part of " + ", ".join(f"`{name}`" for name in family.text_parts)
         rows.append(f"| {family.name} | {names} | {family.examples} | {family_features(family)} |")
-    return "\n".join([before + begin, "", *rows, "", end + after])
+    return replace_part(read_page(PAGE), MODELS_BEGIN, rows, MODELS_END)
 
 
-PAGES = {"docs/models.md": models_page}
+PAGES = {PAGE: models_page}
 
 if __name__ == "__main__":
-    (ROOT / "docs/models.md").write_text(models_page(), encoding="utf-8")
+    write_pages(PAGES)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterable
-from pathlib import Path
+
+from generated_pages import read_page, replace_part, write_pages
 
 from mizzen.common.foreign_options import FOREIGN_OPTIONS, SAME_OPTIONS, ForeignOption
 from mizzen.server.metric_catalogue import FIELDS
 from mizzen.server.metrics import EngineView, build_registry
 from mizzen.server.status_block import Snapshot
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = "docs/coming-from.md"
 END = "<!-- end of the generated table -->"
 OPTIONS_BEGIN = "<!-- scripts/option_table.py generates the table of options below -->"
@@ -77,15 +77,11 @@ def metric_table() -> list[str]:
 
 def page() -> str:
     """Return the text of docs/coming-from.md with its tables generated."""
-    text = (ROOT / PAGE).read_text(encoding="utf-8")
-    for begin, table in ((OPTIONS_BEGIN, option_table()), (METRICS_BEGIN, metric_table())):
-        head, _, rest = text.partition(begin)
-        tail = rest.partition(END)[2]
-        text = "\n".join([head + begin, "", *table, "", END + tail])
-    return text
+    text = replace_part(read_page(PAGE), OPTIONS_BEGIN, option_table(), END)
+    return replace_part(text, METRICS_BEGIN, metric_table(), END)
 
 
 PAGES = {PAGE: page}
 
 if __name__ == "__main__":
-    (ROOT / PAGE).write_text(page(), encoding="utf-8")
+    write_pages(PAGES)

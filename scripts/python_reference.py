@@ -8,14 +8,13 @@ A test checks that the page is up to date.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import griffe
+from generated_pages import ROOT, read_page, replace_part, write_pages
 
 from mizzen.core.sampling_params import PARAMETERS
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = "docs/python.md"
 MARK = "<!-- scripts/python_reference.py generates the rest of this page from the docstrings. -->"
 METHODS = ("__init__", "generate", "chat", "embed", "close")
@@ -103,19 +102,17 @@ def class_lines(module: str, name: str) -> list[str]:
 
 def python_page() -> str:
     """Return the text of docs/python.md: its handwritten part, then the generated reference."""
-    written = (ROOT / PAGE).read_text(encoding="utf-8").partition(MARK)[0]
     llm = griffe.load("mizzen.offline.llm", search_paths=[ROOT / "worker"])["LLM"]
-    lines = [written + MARK, "", "## LLM", ""]
+    lines = ["## LLM", ""]
     for name in METHODS:
         lines += method_lines(llm[name])
     lines += ["## Other classes", ""]
     for module, name in DATA_CLASSES:
         lines += class_lines(module, name)
-    return "\n".join(lines)
+    return replace_part(read_page(PAGE), MARK, lines)
 
 
 PAGES = {PAGE: python_page}
 
 if __name__ == "__main__":
-    for name, page in PAGES.items():
-        (ROOT / name).write_text(page(), encoding="utf-8")
+    write_pages(PAGES)

@@ -14,11 +14,11 @@ import json
 import re
 from array import array
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import yaml
+from generated_pages import ROOT, read_page, replace_part, write_pages
 from prometheus_client import CollectorRegistry
 
 from mizzen.commands.options import Setting, settings
@@ -38,7 +38,6 @@ from mizzen_operator.autoscaling.scaling_metrics import ScalingMetrics
 from mizzen_operator.metrics import Metrics as OperatorMetrics
 from mizzen_operator.status.service_metrics import ServiceMetrics
 
-ROOT = Path(__file__).resolve().parents[1]
 CRD = ROOT / "crds/inferenceservices.yaml"
 API_HEAD = """\
 # InferenceService
@@ -152,14 +151,19 @@ def kind(schema: dict[str, Any]) -> str:
     return schema.get("type", "any") + (bounds or (f" ≥ {low}" if low is not None else ""))
 
 
-def api_page() -> str:
-    """Return the text of docs/api.md, the reference of the InferenceService's fields."""
+def crd_fields(part: str) -> dict[str, dict[str, Any]]:
+    """Return the schemas of all fields of `spec` or `status` in the CRD, by path, parents before children."""
     crd = yaml.safe_load(CRD.read_text())
     top = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    return dict(fields(top[part], part))
+
+
+def api_page() -> str:
+    """Return the text of docs/api.md, the reference of the InferenceService's fields."""
     lines = [API_HEAD]
     for part in ("spec", "status"):
         lines += [f"## {part}", "", "| field | type | default | meaning |", "|---|---|---|---|"]
-        for path, schema in fields(top[part], part):
+        for path, schema in crd_fields(part).items():
             default = schema.get("default")
             shown = "" if default in (None, {}, []) else f"`{json.dumps(default)}`"
             meaning = " ".join(schema.get("description", "").split()).replace("|", "\\|")
@@ -347,15 +351,14 @@ def body_rows(schema: dict[str, Any]) -> list[str]:
 
 def openai_page() -> str:
     """Return the text of docs/openai.md: its handwritten part, then generated tables of request bodies."""
-    written = (ROOT / "docs/openai.md").read_text(encoding="utf-8").partition(OPENAI_MARK)[0]
-    lines = [written + OPENAI_MARK, "", "## Fields of requests", ""]
+    lines = ["## Fields of requests", ""]
     _, parts = msgspec.json.schema_components((*REQUESTS, *REQUEST_PARTS), ref_template="#/{name}")
     first = [kind.__name__ for kind in REQUESTS]
     for name in [*first, *sorted(set(parts) - set(first))]:
         text = parts[name].get("description", "").replace("\n", " ")
         lines += [f"### {name}", "", text, "", "| field | type | | meaning |", "|---|---|---|---|"]
         lines += [*body_rows(parts[name]), ""]
-    return "\n".join(lines)
+    return replace_part(read_page("docs/openai.md"), OPENAI_MARK, lines)
 
 
 PAGES = {
@@ -366,5 +369,4 @@ PAGES = {
 }
 
 if __name__ == "__main__":
-    for name, page in PAGES.items():
-        (ROOT / name).write_text(page(), encoding="utf-8")
+    write_pages(PAGES)

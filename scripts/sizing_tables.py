@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
+
+from generated_pages import ROOT, read_page, replace_part, write_pages
 
 from mizzen.engine.config import EngineOptions
 from mizzen.inspection.gpus import GIB, GPUS, gpu_bytes
@@ -21,7 +22,6 @@ from mizzen.inspection.memory import MemoryFit, format_count
 from mizzen.inspection.model_files import ModelFiles
 from mizzen.models.hf_fields import Fields
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = "docs/sizing.md"
 MODELS: dict[str, Any] = json.loads((ROOT / "tests/inspection/known_models.json").read_text(encoding="utf-8"))
 SIZED = (
@@ -94,24 +94,16 @@ TABLES = {"weights and KV": model_rows, "GPUs": gpu_rows}
 
 
 def sizing_page() -> str:
-    """Return the text of docs/sizing.md: its handwritten parts, and the generated tables between marks.
-
-    Raises:
-        ValueError: the page lacks a mark.
-    """
-    text = (ROOT / PAGE).read_text(encoding="utf-8")
+    """Return the text of docs/sizing.md: its handwritten parts, and the generated tables between marks."""
+    text = read_page(PAGE)
     for name, rows in TABLES.items():
         begin = f"<!-- scripts/sizing_tables.py generates the table below: {name} -->"
         end = f"<!-- end of the table: {name} -->"
-        before, found, rest = text.partition(begin)
-        _, ended, after = rest.partition(end)
-        if not (found and ended):
-            raise ValueError(f"{PAGE} lacks a mark of the table {name}")
-        text = "\n".join([before + begin, "", *rows(), "", end + after])
+        text = replace_part(text, begin, rows(), end)
     return text
 
 
 PAGES = {PAGE: sizing_page}
 
 if __name__ == "__main__":
-    (ROOT / PAGE).write_text(sizing_page(), encoding="utf-8")
+    write_pages(PAGES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import runpy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +114,6 @@ def test_the_schema_has_the_fields_of_the_default_values() -> None:
                 compare(schema["properties"][name], value, f"{path}.{name}".strip("."))
 
     compare(SCHEMA, DEFAULTS, "")
-
-
-def test_the_readme_is_up_to_date() -> None:
-    page: Callable[[], str] = runpy.run_path(str(ROOT / "scripts/chart_reference.py"))["page"]
-    written = (CHART / "README.md").read_text()
-    assert written == page(), "README.md is out of date: run python scripts/chart_reference.py"
 
 
 def test_the_generator_of_the_readme_rejects_a_value_without_a_comment() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 from pathlib import Path
 
 import pytest
-import yaml
+import reference
 
 from mizzen.commands.serve import serve_settings
 from mizzen.common.foreign_options import FOREIGN_OPTIONS, SAME_OPTIONS, ForeignOption
@@ -18,14 +17,11 @@ from mizzen.common.options import flag
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden/data"
 PAGE = (ROOT / "docs/coming-from.md").read_text(encoding="utf-8")
-REFERENCE = runpy.run_path(str(ROOT / "scripts/reference.py"))
 
 
 @pytest.fixture(scope="module")
 def crd_fields() -> set[str]:
-    crd = yaml.safe_load(REFERENCE["CRD"].read_text())
-    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    return {path for path, _ in REFERENCE["fields"](spec, "spec")}
+    return set(reference.crd_fields("spec"))
 
 
 def section(title: str) -> str:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -56,12 +55,6 @@ def test_releases_build_on_the_base_image_of_the_dockerfile() -> None:
     assert base
     for name in ("build_images.py", "dry_run.py"):
         assert f'"--base", default="{base[1]}"' in (ROOT / "scripts/release" / name).read_text()
-
-
-def test_the_page_of_compatible_versions_is_up_to_date() -> None:
-    page = runpy.run_path(str(ROOT / "scripts/compatibility.py"))["page"]
-    written = (ROOT / "docs/compatibility.md").read_text()
-    assert written == page(), "compatibility.md is out of date: run python scripts/compatibility.py"
 
 
 @pytest.fixture

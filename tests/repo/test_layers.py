@@ -195,7 +195,8 @@ def test_import_operator_loads_the_standard_library() -> None:
 def test_helper_modules_of_tests_have_unique_names() -> None:
     # All these folders are on `sys.path` of one process, so of two modules with one name, one is hidden.
     places: dict[str, list[str]] = {}
-    for path in sorted([*ROOT.glob("benchmarks/*.py"), *ROOT.glob("tests/*/*.py")]):
+    folders = ("benchmarks", "scripts", "tests/*")
+    for path in sorted(path for folder in folders for path in ROOT.glob(f"{folder}/*.py")):
         if path.stem != "conftest" and not path.stem.startswith(("test_", "__")):
             places.setdefault(path.stem, []).append(str(path.relative_to(ROOT)))
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}

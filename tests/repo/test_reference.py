@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import re
-import runpy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import reference
 import typer.main
 import yaml
+from generated_pages import replace_part
 
 from mizzen.cli import app
 from mizzen.commands.options import settings
@@ -29,18 +32,17 @@ from mizzen_operator.resources import gateway_deployment as gateway_render
 from mizzen_operator.resources import shared_gateway as shared_render
 
 ROOT = Path(__file__).parents[2]
-REFERENCE = runpy.run_path(str(ROOT / "scripts/reference.py"))
+SCRIPTS = (
+    "chart_reference",
+    "compatibility",
+    "model_table",
+    "option_table",
+    "python_reference",
+    "reference",
+    "sizing_tables",
+)
 PAGES = {
-    **{page: (make, "reference") for page, make in REFERENCE["PAGES"].items()},
-    **{
-        page: (make, script)
-        for script in ("model_table", "python_reference", "option_table")
-        for page, make in runpy.run_path(str(ROOT / f"scripts/{script}.py"))["PAGES"].items()
-    },
-    **{
-        page: (make, "sizing_tables")
-        for page, make in runpy.run_path(str(ROOT / "scripts/sizing_tables.py"))["PAGES"].items()
-    },
+    page: (make, script) for script in SCRIPTS for page, make in importlib.import_module(script).PAGES.items()
 }
 VARIABLES = {"$(POD_NAME)": "pod-0", "$(POD_IP)": "127.97.0.2"}
 
@@ -49,6 +51,15 @@ VARIABLES = {"$(POD_NAME)": "pod-0", "$(POD_IP)": "127.97.0.2"}
 def test_reference_pages_are_current(page: str) -> None:
     written, (make, script) = (ROOT / page).read_text(), PAGES[page]
     assert written == make(), f"{page} is out of date: run python scripts/{script}.py"
+
+
+def test_a_generated_part_is_replaced_between_its_marks() -> None:
+    text = "head\n<begin>\n\nold\n\n<end>\ntail\n<end>\n"
+    assert replace_part(text, "<begin>", ["new"], "<end>") == text.replace("old", "new")
+    assert replace_part(text, "<begin>", ["new", ""]) == "head\n<begin>\n\nnew\n"
+    for marks in (("<start>", "<end>"), ("<begin>", "<stop>"), ("<start>", "")):
+        with pytest.raises(ValueError, match="the page lacks the mark <st"):
+            replace_part(text, marks[0], [], marks[1])
 
 
 def test_all_pages_are_in_the_navigation() -> None:
@@ -251,10 +262,9 @@ def test_the_arguments_of_a_shared_gateway_are_options_of_the_gateway() -> None:
     assert config == GatewayConfig(services_config_map="mizzen-shared", **COMMON)
 
 
+@functools.cache
 def crd_fields() -> dict[str, dict[str, Any]]:
-    crd = yaml.safe_load(REFERENCE["CRD"].read_text())
-    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    return dict(REFERENCE["fields"](spec, "spec"))
+    return reference.crd_fields("spec")
 
 
 @pytest.mark.parametrize(
