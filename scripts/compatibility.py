@@ -8,13 +8,14 @@ A test checks that the page is up to date.
 
 from __future__ import annotations
 
-import ast
 import re
 import tomllib
-from typing import Any
 
 import yaml
 from generated_pages import ROOT, write_pages
+
+from mizzen_local.assets import KUBERNETES
+from mizzen_local.helm import HELM
 
 DRIVERS = {"12": "525", "13": "580"}
 """Oldest driver branch that runs a CUDA release of each major version, from NVIDIA's compatibility guide."""
@@ -50,19 +51,6 @@ def read_measured() -> dict[str, str]:
     return dict(re.findall(r"^# measured: (\S+) (.+)$", text, re.MULTILINE))
 
 
-def read_constant(path: str, name: str) -> str:
-    """Return the string that a Python file assigns to a name."""
-    for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
-        if not isinstance(node, ast.Assign):
-            continue
-        target: Any = node.targets[0]
-        names = [part.id for part in (target.elts if isinstance(target, ast.Tuple) else [target])]
-        if name in names:
-            values = ast.literal_eval(node.value)
-            return values[names.index(name)] if isinstance(values, tuple) else values
-    raise ValueError(f"{path} does not assign {name}")
-
-
 def page() -> str:
     """Return the text of the page."""
     chart = yaml.safe_load((ROOT / "charts/mizzen/Chart.yaml").read_text(encoding="utf-8"))
@@ -74,14 +62,12 @@ def page() -> str:
         raise ValueError("Dockerfile.worker does not have ARG BASE")
     cpu, gpu, measured = read_pins("constraints.txt"), read_pins("constraints-gpu.txt"), read_measured()
     cuda = ".".join(gpu["cuda-toolkit"].split(".")[:2])
-    kubernetes = read_constant("operator/mizzen_local/assets.py", "KUBERNETES")
-    helm = read_constant("operator/mizzen_local/helm.py", "HELM")
     oldest = chart["kubeVersion"].removeprefix(">=").removesuffix("-0")
     rows = [
         ("component", "supported", "tested"),
         ("---", "---", "---"),
-        ("Kubernetes", f"{oldest.removesuffix('.0')} or later", kubernetes),
-        ("Helm", "3.17 or later", helm),
+        ("Kubernetes", f"{oldest.removesuffix('.0')} or later", KUBERNETES),
+        ("Helm", "3.17 or later", HELM),
         ("Python", f"{project['requires-python'].removeprefix('>=')} or later", f"in images: `{base[1]}`"),
         ("GPU", "NVIDIA", measured["GPU"]),
         ("NVIDIA driver", f"{DRIVERS[cuda.split('.')[0]]} or later", measured["driver"]),
