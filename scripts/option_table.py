@@ -9,15 +9,12 @@ A test checks that the page is up to date.
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Iterable
 
 from generated_pages import read_page, replace_part, write_pages
+from reference import engine_metrics, metric_name
 
 from mizzen.common.foreign_options import FOREIGN_OPTIONS, SAME_OPTIONS, ForeignOption
-from mizzen.server.metric_catalogue import FIELDS
-from mizzen.server.metrics import EngineView, build_registry
-from mizzen.server.status_block import Snapshot
 
 PAGE = "docs/coming-from.md"
 END = "<!-- end of the generated table -->"
@@ -61,11 +58,9 @@ def option_table() -> list[str]:
 
 def metric_table() -> list[str]:
     """Return the table of metrics of the engine that have names of other engines, as lines."""
-    view = EngineView(Snapshot(array("d", bytes(8 * len(FIELDS))), ""), "starting", "watchdog", 0.0)
     meanings: dict[str, list[str]] = {}
-    for family in build_registry("demo", lambda: view, 16).collect():
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        meanings.setdefault(family.documentation, []).append(name)
+    for family in engine_metrics().collect():
+        meanings.setdefault(family.documentation, []).append(metric_name(family))
     lines = ["| vLLM | SGLang | Mizzen | meaning |", "|---|---|---|---|"]
     for meaning, names in meanings.items():
         vllm, sglang = ([name for name in names if name.startswith(prefix)] for prefix in FOREIGN_PREFIXES)

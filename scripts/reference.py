@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import yaml
 from generated_pages import ROOT, read_page, replace_part, write_pages
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Metric
 
 from mizzen.commands.options import Setting, settings
 from mizzen.common.options import flag
@@ -31,8 +31,7 @@ from mizzen.gateway.telemetry.metrics import Metrics as GatewayMetrics
 from mizzen.server.config import EngineConfig
 from mizzen.server.metric_catalogue import FIELDS
 from mizzen.server.metric_names import LABELS as ENGINE_LABELS
-from mizzen.server.metrics import EngineView
-from mizzen.server.metrics import build_registry as engine_registry
+from mizzen.server.metrics import EngineView, build_registry
 from mizzen.server.status_block import Snapshot
 from mizzen_operator.autoscaling.scaling_metrics import ScalingMetrics
 from mizzen_operator.metrics import Metrics as OperatorMetrics
@@ -252,6 +251,17 @@ def unit(name: str) -> str:
     return UNITS_BY_NAME.get(bare) or next((word for word in UNITS if word in words[-2:]), "")
 
 
+def engine_metrics() -> CollectorRegistry:
+    """Return the registry of an engine that has served no requests."""
+    view = EngineView(Snapshot(array("d", bytes(8 * len(FIELDS))), ""), "starting", "watchdog", 0.0)
+    return build_registry("demo", lambda: view, 16)
+
+
+def metric_name(family: Metric) -> str:
+    """Return the name of a metric in the text format."""
+    return f"{family.name}_total" if family.type == "counter" else family.name
+
+
 def label_names(family: Any, metrics: dict[str, Any]) -> tuple[str, ...]:
     """Return the label names of a metric family.
 
@@ -286,7 +296,7 @@ def metric_tables(registry: CollectorRegistry, bounds: dict[str, tuple[str, str,
     rows = ["| metric | type | labels | unit | series | meaning |", "|---|---|---|---|---|---|"]
     used: set[str] = set()
     for family in registry.collect():
-        name = f"{family.name}_total" if family.type == "counter" else family.name
+        name = metric_name(family)
         labels = label_names(family, metrics)
         used.update(labels)
         shown = ", ".join(f"`{label}`" for label in labels)
@@ -299,14 +309,11 @@ def metric_tables(registry: CollectorRegistry, bounds: dict[str, tuple[str, str,
 
 def metrics_page() -> str:
     """Return the text of docs/metrics.md, the reference of all metrics."""
-    zero = Snapshot(array("d", bytes(8 * len(FIELDS))), "")
-    view = EngineView(zero, "starting", "watchdog", 0.0)
     gateway, operator = GatewayMetrics(), OperatorMetrics()
     ServiceMetrics(operator.registry)
     ScalingMetrics(operator.registry)
-    engine = engine_registry("demo", lambda: view, 16)
     programs = (
-        ("Engine", "port 8081 (`http`)", metric_tables(engine, ENGINE_LABELS)),
+        ("Engine", "port 8081 (`http`)", metric_tables(engine_metrics(), ENGINE_LABELS)),
         ("Gateway", "port 8001 (`admin`)", metric_tables(gateway.registry, GATEWAY_LABELS)),
         ("Operator", "port 8080 (`http`)", metric_tables(operator.registry, OPERATOR_LABELS)),
     )
