@@ -23,7 +23,7 @@ from mizzen.commands.model_source import RemoteModel, find_model
 from mizzen.commands.options import settings
 from mizzen.commands.progress import PlainProgress
 from mizzen.commands.serve import choose_device, serve_settings
-from mizzen.common.foreign_options import foreign_advice
+from mizzen.common.foreign_options import FOREIGN_BY_NAME
 from mizzen.common.options import flag
 from mizzen.fetch.config import FetchConfig
 from mizzen.fetch.environment import read_hub_token, use_hub_endpoint
@@ -223,11 +223,11 @@ def test_options_of_other_servers_are_translated() -> None:
 def test_every_translation_names_existing_options() -> None:
     own = {flag(setting.name) for setting in serve_settings()}
     known = own | {flag(setting.name) for setting in settings(EngineConfig)}
-    assert not own & set(foreign_advice())
-    for name, advice in foreign_advice().items():
-        assert advice
-        for option in re.findall(r"--[a-z-]+", advice):
-            assert option in known, f"{name}: {advice}"
+    assert not own & set(FOREIGN_BY_NAME)
+    for name, entry in FOREIGN_BY_NAME.items():
+        assert entry.instead
+        for option in re.findall(r"--[a-z-]+", entry.instead):
+            assert option in known, f"{name}: {entry.instead}"
 
 
 def test_serve_reports_a_device_that_it_chose(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from mizzen.common.foreign_options import foreign_advice
-
-ADVICE = foreign_advice()
+from mizzen.common.foreign_options import FOREIGN_BY_NAME
 
 
 class ServeCommand(TyperCommand):
@@ -23,12 +21,12 @@ class ServeCommand(TyperCommand):
         """
         foreign = next((name for name in map(_option_name, args) if self._is_foreign(name, ctx)), None)
         if foreign is not None:
-            ctx.fail(f"No such option: {foreign}. In Mizzen: {ADVICE[foreign]}")
+            ctx.fail(f"No such option: {foreign}. In Mizzen: {FOREIGN_BY_NAME[foreign].instead}")
         return super().parse_args(ctx, args)
 
     def _is_foreign(self, name: str, ctx: Any) -> bool:
         own = (option for parameter in self.get_params(ctx) for option in parameter.opts)
-        return name in ADVICE and name not in own
+        return name in FOREIGN_BY_NAME and name not in own
 
 
 def _option_name(word: str) -> str:

@@ -328,6 +328,8 @@ FOREIGN_OPTIONS = (
     ),
 )
 """Options that Mizzen does not have, in the order of the documentation."""
+FOREIGN_BY_NAME = {name: entry for entry in FOREIGN_OPTIONS for name in (*entry.vllm, *entry.sglang)}
+"""The entry of `FOREIGN_OPTIONS` for each name of an option."""
 
 SAME_OPTIONS = (
     ForeignOption(
@@ -387,8 +389,3 @@ SAME_OPTIONS = (
     ),
 )
 """Options that Mizzen has under the same name, for the documentation."""
-
-
-def foreign_advice() -> dict[str, str]:
-    """Return, for each name of an option of vLLM or SGLang, what to write instead."""
-    return {name: foreign.instead for foreign in FOREIGN_OPTIONS for name in (*foreign.vllm, *foreign.sglang)}

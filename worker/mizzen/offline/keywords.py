@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
-from mizzen.common.foreign_options import FOREIGN_OPTIONS, ForeignOption
+from mizzen.common.foreign_options import FOREIGN_BY_NAME
 from mizzen.common.options import flag
 
 P = ParamSpec("P")
@@ -42,7 +42,7 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
 def _suggest(name: str, known: Sequence[str]) -> str:
     """Return a sentence, without its full stop, that says what to write instead of an unknown argument."""
-    foreign = _find_foreign(name)
+    foreign = FOREIGN_BY_NAME.get(flag(name))
     if foreign is not None:
         replacements = [_as_keyword(option) for option in foreign.options]
         if replacements and all(word.partition("=")[0] in known for word in replacements):
@@ -54,11 +54,6 @@ def _suggest(name: str, known: Sequence[str]) -> str:
         candidate for candidate in known if words & set(candidate.split("_"))
     ]
     return f"did you mean {' or '.join(similar)}" if similar else f"the arguments are {', '.join(known)}"
-
-
-def _find_foreign(name: str) -> ForeignOption | None:
-    option = flag(name)
-    return next((entry for entry in FOREIGN_OPTIONS if option in (*entry.vllm, *entry.sglang)), None)
 
 
 def _as_keyword(option: str) -> str:
