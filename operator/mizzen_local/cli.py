@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mizzen.common.extras import describe_missing_module, require_modules
+from mizzen.common.extras import SERVE_MODULES, describe_missing_module, require_modules
 from mizzen_local.errors import LocalError
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 OPERATOR_MODULES = ("aiohttp", "kopf", "kubernetes")
-SERVE_MODULES = ("fastapi", "torch", "uvicorn", "zmq")
-"""Modules of the programs that run in pods, which are checked before a cluster starts."""
+"""Modules of the operator, which are checked before a cluster starts."""
 Gpus = Annotated[int, typer.Option(min=0, max=1024, help="Number of nvidia.com/gpu that the node offers.")]
 Namespace = Annotated[str, typer.Option("-n", "--namespace", help="Namespace.")]
 

@@ -32,7 +32,7 @@ from mizzen.commands.model_source import RemoteModel, fetch_model, find_model
 from mizzen.commands.progress import StartupProgress, create_progress
 from mizzen.commands.readiness import ReadinessProbe
 from mizzen.common.addresses import address_family, join_address
-from mizzen.common.extras import require_modules
+from mizzen.common.extras import SERVE_MODULES, require_modules
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.playground.paths import PLAYGROUND_PATH
 from mizzen.server.config import EngineConfig
@@ -59,8 +59,6 @@ ANY_PORT = {
 }
 LOCAL = "127.0.0.1"
 SERVE_EXTRAS = "gateway,worker"
-SERVE_MODULES = ("fastapi", "torch", "uvicorn", "zmq")
-"""Modules of engine and gateway, which are checked before their processes start."""
 DEVICES = ("auto", "cuda", "cpu")
 DEVICE_HELP = "Device that the model runs on; auto is cuda if there is a GPU, and otherwise cpu"
 

@@ -16,8 +16,8 @@ import typer
 from mizzen.commands.children import terminate_with_parent
 from mizzen.commands.model_source import find_model
 from mizzen.commands.options import Setting
-from mizzen.commands.serve import SERVE_MODULES, serve_settings
-from mizzen.common.extras import require_modules
+from mizzen.commands.serve import serve_settings
+from mizzen.common.extras import SERVE_MODULES, require_modules
 from mizzen.common.options import flag
 
 if TYPE_CHECKING:

@@ -7,6 +7,8 @@ import importlib.util
 import sys
 
 OWN_PACKAGES = ("mizzen", "mizzen_operator", "mizzen_local")
+SERVE_MODULES = ("fastapi", "torch", "uvicorn", "zmq")
+"""Modules of engine and gateway, which are checked before their processes start."""
 
 
 def require_modules(*names: str) -> None:
