@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from ratchets import ROOT, tracked
+
 IDENTIFIER = "SPDX-License-Identifier: Apache-2.0"
 HASH = (".py", ".pyi", ".sh", ".toml")
 SLASHES = (".go", ".cu")
@@ -22,9 +22,8 @@ def comment_mark(name: str) -> str:
 
 def sources() -> list[tuple[Path, str]]:
     """Return the paths of all source files with content, and the marks of their comments."""
-    run = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True)
-    marked = [(ROOT / name, comment_mark(name)) for name in run.stdout.split("\0") if name]
-    return [(path, mark) for path, mark in marked if mark and path.is_file() and path.stat().st_size]
+    marked = [(ROOT / path, comment_mark(str(path))) for path in tracked("")]
+    return [(path, mark) for path, mark in marked if mark and path.stat().st_size]
 
 
 def has_header(text: str, mark: str) -> bool:
