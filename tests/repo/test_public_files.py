@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from compatibility import read_pins
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -23,13 +24,6 @@ ADVISORY = f"{PROJECT['urls']['Source']}/security/advisories/new"
 
 def load(name: str) -> Any:
     return yaml.safe_load((ROOT / name).read_text())
-
-
-def pins(file: str = "constraints.txt") -> dict[str, str]:
-    lines = (ROOT / file).read_text().splitlines()
-    return {
-        name.lower(): version for name, equal, version in (line.partition("==") for line in lines) if equal
-    }
 
 
 @pytest.mark.parametrize("page", ["SECURITY.md", "CODE_OF_CONDUCT.md", ".github/ISSUE_TEMPLATE/config.yml"])
@@ -68,7 +62,7 @@ def test_every_pattern_of_the_code_owners_has_an_owner() -> None:
 def test_pre_commit_runs_the_linter_of_the_constraints() -> None:
     repos = {repo["repo"].rpartition("/")[2]: repo for repo in load(".pre-commit-config.yaml")["repos"]}
     ruff = repos["ruff-pre-commit"]
-    assert ruff["rev"] == f"v{pins()['ruff']}"
+    assert ruff["rev"] == f"v{read_pins('constraints.txt')['ruff']}"
     assert {hook["id"] for hook in ruff["hooks"]} == {"ruff-check", "ruff-format"}
 
 
@@ -79,8 +73,9 @@ def test_renovate_reads_every_list_of_pinned_versions() -> None:
     for name in ("constraints.txt", "constraints-gpu.txt", *pinned):
         assert any(pattern.search(name) for pattern in patterns), name
     gpu = config["packageRules"][-1]
+    pins = read_pins("constraints.txt") | read_pins("constraints-gpu.txt")
     for name in gpu["matchPackageNames"]:
-        assert any(fnmatch(pin, name) for pin in pins() | pins("constraints-gpu.txt")), name
+        assert any(fnmatch(pin, name) for pin in pins), name
     extras = PROJECT["optional-dependencies"]["gpu"]
     assert {re.split(r"[<>=]", extra)[0] for extra in extras} <= set(gpu["matchPackageNames"])
 
