@@ -3,8 +3,8 @@
 
     python scripts/sizing_tables.py
 
-The facts about models are those of tests/inspection/known_models.json. A test checks that the page is
-up to date.
+The facts about models come from tests/inspection/known_models.json. A test checks that the page is up to
+date.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def required(extras: str) -> frozenset[str]:
         found.add(key)
         try:
             lines = importlib.metadata.requires(name) or []
-        except importlib.metadata.PackageNotFoundError:  # of another platform
+        except importlib.metadata.PackageNotFoundError:  # needed only on another platform
             continue
         for line in lines:
             needed = Requirement(line)

@@ -92,7 +92,7 @@ def snippets_to_run(kind: str) -> list[Snippet]:
 def shell_script(text: str) -> str:
     """Return the commands of a block: lines after `$ `, their continuations, and here-documents.
 
-    Other lines are output. Programs in `.venv/bin` are those of this environment.
+    Other lines are output. Programs of this environment replace those in `.venv/bin`.
     """
     commands: list[str] = []
     lines = iter(text.splitlines())

@@ -18,7 +18,7 @@ def _engine(**values: Any) -> None:
 
     Clients reach it through a gateway. `mizzen serve` starts both.
     """
-    require_modules("torch")  # which only the engine's child processes import
+    require_modules("torch")  # imported only in the engine's child processes
     config = build(EngineConfig, values)
     from mizzen.server import supervisor
 
