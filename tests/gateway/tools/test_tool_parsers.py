@@ -259,6 +259,29 @@ CASES: list[tuple[ToolFamily, str, Parsed]] = [
     (COHERE, '<|START_ACTION|>[{"tool_name": "x"<|END_ACTION|>So.', ('[{"tool_name": "x"So.', [])),
     (PYTHONIC, '[weather(a=1), x(b="), ]"), weather(a=1)]', ('x(b="), ]")', [A1, A1])),
     (OLMO, "<function_calls>x(a=1)\nweather(a=1)</function_calls>", ("x(a=1)", [A1])),
+    (PYTHONIC, "[x(b=[1, (2)]) , weather(a=1)]", ("[x(b=[1, (2)])", [A1])),
+    (OLMO, "<function_calls>weather(a=1)\nand also\nweather(a=1)</function_calls>", ("and also", [A1, A1])),
+    # neither prose nor text after a list has calls
+    *[
+        (PYTHONIC, text, (text, []))
+        for text in (
+            "[see the docs, weather(a=1)]",
+            "[Note] I looked, weather(a=1)",
+            "[x(1) is it, weather(a=1)]",
+            "[x(1), which is it, weather(a=1)]",
+            "[x(a=1)] So, weather(a=1)",
+        )
+    ],
+    (PYTHONIC, "[weather(a=1), x(a=1)] So, weather(a=1)", ("x(a=1)] So, weather(a=1)", [A1])),
+    *[
+        (OLMO, f"<function_calls>{text}</function_calls>", (text, []))
+        for text in (
+            "I look it up:\nweather(a=1)",
+            "weather is what I call:\nweather(a=1)",
+            "call(s) that I make:\nweather(a=1)",
+            "\nx(a=\nweather(a=1)",
+        )
+    ],
 ]  # fmt: skip
 
 

@@ -44,7 +44,8 @@ class BareListParser(MarkerParser):
     """Parser of a list of calls, or of a single call.
 
     Calls follow one of `begins`. A class without `begins` parses output that starts with calls. An element of
-    a list that is not a call becomes content, and the elements after it may be calls again.
+    a list that is not a call becomes content. The elements after it may be calls again, unless it looks like
+    prose and no call precedes it.
     """
 
     begins: tuple[str, ...] = ()
@@ -61,17 +62,21 @@ class BareListParser(MarkerParser):
         self._opening = ""
         """Text read since a marker, the start of a list or a failed element; it becomes content if no call
         follows."""
+        self._call_read = False
+        """Whether a call has been read since the calls or the list began."""
         self._after_failed = False
         """Whether the last element of the list was not a call."""
         self._skipped: ElementScanner | None = None
         """Scanner of the element of a list that is not a call, until the element ends."""
+        self._skipped_text: list[str] = []
+        """Text of the last element that was not a call."""
 
     def _parse_between_calls(self, text: str) -> str:
         if self._skipped is not None:
             return self._skip_element(self._skipped, text)
         if not self._in_calls:
             marker, rest = self._content_until_marker(text)
-            self._in_calls = marker in self.begins
+            self._in_calls, self._call_read = marker in self.begins, False
             self._opening = marker if self._markers_are_text else ""
             return rest
         at = skip_whitespace(text, 0)
@@ -96,6 +101,7 @@ class BareListParser(MarkerParser):
             return text
         if first == "[" and not self._in_list:
             self._in_list, self._opening = True, self._opening + first
+            self._call_read = False
             return text[1:]
         if self._in_list and self._after_failed and first in ",]":
             self._opening, self._after_failed = self._opening + first, False
@@ -116,21 +122,39 @@ class BareListParser(MarkerParser):
         """Return a scanner that finds the end of an element of a list that is not a call."""
         return ValueScanner()
 
+    def _looks_like_call(self, element: str) -> bool:
+        """Return whether an element that is not a call of a tool has the syntax of a call."""
+        return True  # prose does not begin with the brace that begins an element
+
     def _leave_calls(self) -> None:
         self._add_content("")
         self._in_calls = self._in_list = self._after_failed = False
 
     def _call_ended(self, failed: bool) -> None:
         self._in_calls, self._after_failed = self._in_list, False
+        self._call_read = self._call_read or not failed
         self._opening = ""
 
     def _read_call(self, reader: ToolCallReader, text: str) -> str:
         rest = super()._read_call(reader, text)
         if reader.failed and self._in_calls:
-            self._after_failed, scanner = True, self._scan_elements()
-            scanner.scan(reader.raw, 0)
-            self._skipped = None if scanner.done else scanner
+            self._after_failed, self._skipped_text = True, []
+            self._skipped = self._scan_elements()
+            self._scan_skipped(self._skipped, reader.raw)
         return rest
+
+    def _scan_skipped(self, scanner: ElementScanner, text: str) -> int:
+        """Return the index after the part of a text that belongs to an element that is not a call.
+
+        Leave the calls at the end of an element that shows that the text is prose.
+        """
+        end = scanner.scan(text, 0)
+        self._skipped_text.append(text[:end])
+        if scanner.done:
+            self._skipped = None
+            if not self._call_read and not self._looks_like_call("".join(self._skipped_text)):
+                self._leave_calls()
+        return end
 
     def _skip_element(self, scanner: ElementScanner, text: str) -> str:
         """Add to the content the text of an element that is not a call; return the text after it.
@@ -140,11 +164,11 @@ class BareListParser(MarkerParser):
         found = self._any_marker.search(text)
         held = max((partial_match_length(text, marker) for marker in self.markers), default=0)
         body = text[: found.start()] if found is not None else text[: len(text) - held]
-        end = scanner.scan(body, 0)
+        end = self._scan_skipped(scanner, body)
         self._output.add_content(body[:end])
         if scanner.done:
-            self._skipped = None
-        elif found is not None:
+            return text[end:]
+        if found is not None:
             self._skipped = None
             self._leave_calls()
         else:

@@ -24,14 +24,16 @@ MAX_LITERAL = 1 << 16
 
 
 class LiteralScanner:
-    """Incremental scanner that finds the `,` or `)` after a value; each character is scanned once.
+    """Incremental scanner that finds the character after a value; each character is scanned once.
 
     Only brackets and strings are tracked; the syntax between them is not checked.
     """
 
-    __slots__ = ("_depth", "_escaped", "_opening", "_quote", "_quotes", "done")
+    __slots__ = ("_depth", "_ends", "_escaped", "_opening", "_quote", "_quotes", "done")
 
-    def __init__(self) -> None:
+    def __init__(self, ends: str = ",)") -> None:
+        """Begin a value that one of the characters in `ends` follows: commas and closing brackets."""
+        self._ends = ends
         self._depth = 0
         self._quote = ""
         """Delimiter of the string that the value is in."""
@@ -87,7 +89,7 @@ class LiteralScanner:
         elif character in "([{":
             self._depth += 1
         elif self._depth == 0:
-            self.done = character in ",)"
+            self.done = character in self._ends
             return found.start() if self.done else found.end()
         elif character != ",":
             self._depth -= 1

@@ -24,6 +24,7 @@ from mizzen.gateway.tools.parsers.stepwise import StepwiseCallReader
 MAX_NAME = 256
 """Maximum length of the name of a tool or of a key, in characters."""
 _NAME = re.compile(r"[\w.-]+", re.ASCII)
+_HEAD = re.compile(r"[\w.-]+\(", re.ASCII)
 _KEY = re.compile(r"(\w{1,200})\s{0,16}=(?!=)")
 _MAYBE_KEY = re.compile(r"\w{0,200}\s{0,16}=?")
 
@@ -120,6 +121,16 @@ class PythonCallReader(StepwiseCallReader):
                 self._keys.add(key)
 
 
+def looks_like_call(text: str) -> bool:
+    """Return whether a text is `name(…)` and nothing else; what the brackets enclose is not checked."""
+    head = _HEAD.match(text)
+    if head is None:
+        return False
+    scanner = LiteralScanner(ends=")")
+    end = scanner.scan(text, head.end())
+    return scanner.done and not text[end + 1 :].strip(WHITESPACE)
+
+
 def _object_members(text: str) -> dict[str, str] | None:
     """Return the members of a JSON object as JSON; None if the text is no object, or nested too deep."""
     if not text.startswith("{"):
@@ -139,7 +150,10 @@ class PythonicParser(BareListParser):
         return PythonCallReader(self._tools) if self._in_list and NAME_START.match(first) else None
 
     def _scan_elements(self) -> ElementScanner:
-        return LiteralScanner()
+        return LiteralScanner(ends=",]")
+
+    def _looks_like_call(self, element: str) -> bool:
+        return looks_like_call(element)
 
 
 class LineScanner:
@@ -167,6 +181,9 @@ class OlmoParser(BareListParser):
 
     def _scan_elements(self) -> ElementScanner:
         return LineScanner()
+
+    def _looks_like_call(self, element: str) -> bool:
+        return looks_like_call(element)
 
     def _call_ended(self, failed: bool) -> None:
         super()._call_ended(failed)
