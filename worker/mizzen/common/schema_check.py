@@ -53,7 +53,9 @@ def find_schema_fault(schema: object) -> SchemaFault:
 def find_keyword_fault(keyword: str, value: object) -> str | None:
     """Return the fault of a keyword's value; None if it has none, or only in the schemas that it holds."""
     check = _CHECKS.get(keyword)
-    if check is None or check in (find_schema_fault, _check_named_schemas, _check_schema_list, _check_items):
+    if check is None or check in (find_schema_fault, _check_schema_list, _check_items):
+        return None
+    if check is _check_named_schemas and isinstance(value, dict):
         return None
     fault = check(value)
     return None if fault is None else fault[1]

@@ -131,8 +131,8 @@ class SchemaChecker:
 
     def schema_types(self, path: str, schema: Schema) -> set[str] | None:
         """Return the types that a schema allows; None if it allows any type."""
-        declared = schema.get("type")
-        if declared is not None:
+        if "type" in schema:
+            declared = schema["type"]
             names = declared if isinstance(declared, list) else [declared]
             for name in names:
                 if not isinstance(name, str) or name not in TYPES:
@@ -245,13 +245,10 @@ class SchemaChecker:
 
     def check_object(self, path: str, schema: Schema) -> None:
         """Check the keywords that apply to objects."""
-        properties = schema.get("properties") or {}
-        patterns = schema.get("patternProperties") or {}
+        properties = schema.get("properties", {})
+        patterns = schema.get("patternProperties", {})
         more = [name for name in EXTRA_MEMBERS if schema.get(name, False) is not False]
-        required = schema.get("required") or []
-        if not isinstance(properties, dict) or not isinstance(patterns, dict):
-            raise keyword_error(path, "properties", "and patternProperties must be objects")
-        for name in required:
+        for name in schema.get("required", []):
             if name not in properties:
                 raise keyword_error(path, "required", f'names {name!r}: describe it in "properties"')
         if "propertyNames" in schema and (properties or patterns):
@@ -280,9 +277,8 @@ def has_faults(schema: Any) -> bool:
     """Return whether a keyword that `are_disjoint` reads has a value of the wrong type."""
     if not isinstance(schema, dict):
         return False
-    read = (name for name in ("type", "required", "enum") if name in schema)
-    faults = (find_keyword_fault(name, schema[name]) for name in read)
-    return any(faults) or not isinstance(schema.get("properties", {}), dict)
+    read = (name for name in ("type", "properties", "required", "enum") if name in schema)
+    return any(find_keyword_fault(name, schema[name]) for name in read)
 
 
 def are_disjoint(schema_a: Any, schema_b: Any) -> bool:
