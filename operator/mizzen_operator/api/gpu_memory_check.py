@@ -24,6 +24,8 @@ ROUNDED_UP = 0.9995
 """Share of a unit from which a number with three digits is rounded up to the unit."""
 RESERVED_BYTES = 256 * 2**20
 """Minimum number of bytes that every rank needs in addition to its weights."""
+ONE_GPU = "a mixture of experts needs spec.parallelism.tensor 1, hence a GPU with more memory"
+"""The check does not know whether the model is a mixture of experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def check_gpu_memory(service: InferenceService, parameters: int = 0, dtype: str 
         return MemoryCheck(True, figures)
     wrong = "spec.model.parameters or spec.accelerator.memory" if declared else "spec.accelerator.memory"
     advice = f"raise spec.parallelism.tensor, or correct {wrong}"
-    return MemoryCheck(False, f"{figures}; {advice}")
+    return MemoryCheck(False, f"{figures}; {advice}; {ONE_GPU}")
 
 
 def _format_gib(size: float) -> str:
