@@ -15,7 +15,10 @@ from mizzen.models.unsupported import find_experts_field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """Fields of config.json that give the sizes of a mixture's layers; empty names for no such field."""
+    """Fields of config.json that give the sizes of a mixture's layers.
+
+    A name is empty if the architecture has no such field.
+    """
 
     width: str = "moe_intermediate_size"
     """Number of inner elements of an expert."""
@@ -37,13 +40,18 @@ class Mixture:
     """Whether the output projection has a bias, too, if `bias` is true."""
     head_norms: bool = False
     """Whether queries and keys have norms with a weight for each element of a head."""
+    head_norms_flag: str = ""
+    """Whether they have such norms, if not all models of the architecture do."""
     full_norms: bool = False
     """Whether queries and keys have norms with a weight for each element of all heads."""
 
 
 MIXTURES = {
     "Glm4MoeForCausalLM": Mixture(
-        shared_experts="n_shared_experts", first_dense="first_k_dense_replace", bias="attention_bias"
+        shared_experts="n_shared_experts",
+        first_dense="first_k_dense_replace",
+        bias="attention_bias",
+        head_norms_flag="use_qk_norm",
     ),
     "MixtralForCausalLM": Mixture(width="intermediate_size"),
     "OlmoeForCausalLM": Mixture(
@@ -85,19 +93,19 @@ def _count(fields: Fields, config: ModelConfig, mixture: Mixture) -> int:
     hidden = config.hidden_size
     query, key_value = config.heads * config.head_dim, config.kv_heads * config.head_dim
     attention = hidden * 2 * (query + key_value) + 2 * hidden  # with both norms of the layer
-    if mixture.bias and fields.flag(mixture.bias, mixture.biased_by_default):
+    if fields.flag(mixture.bias, mixture.biased_by_default):
         attention += query + 2 * key_value + mixture.biased_output * hidden
     if mixture.full_norms:
         attention += query + key_value
-    if mixture.head_norms or (config.architecture == "Glm4MoeForCausalLM" and fields.flag("use_qk_norm")):
+    if mixture.head_norms or fields.flag(mixture.head_norms_flag):
         attention += 2 * config.head_dim
-    experts, width = _required(fields, find_experts_field(fields)), _required(fields, mixture.width)
+    experts, width = fields.integer(find_experts_field(fields)), fields.integer(mixture.width)
     sparse = hidden * experts + 3 * hidden * width * experts
     if mixture.shared_experts:
-        shared = _required(fields, mixture.shared_experts)
+        shared = fields.integer(mixture.shared_experts)
         sparse += 3 * hidden * width * shared + experts  # the router of such a model has a bias
     if mixture.shared_width:
-        sparse += 3 * hidden * _required(fields, mixture.shared_width) + hidden
+        sparse += 3 * hidden * fields.integer(mixture.shared_width) + hidden
     count = _count_sparse_layers(fields, config.layers, mixture)
     dense = 3 * hidden * config.intermediate_size
     tables = 1 if config.tie_embeddings else 2
@@ -106,15 +114,9 @@ def _count(fields: Fields, config: ModelConfig, mixture: Mixture) -> int:
 
 
 def _count_sparse_layers(fields: Fields, layers: int, mixture: Mixture) -> int:
-    step = fields.integer(mixture.sparse_step, 1) if mixture.sparse_step else 1
-    without = fields.values.get(mixture.dense_layers) or [] if mixture.dense_layers else []
+    step = fields.integer(mixture.sparse_step, 1)
+    without = fields.values.get(mixture.dense_layers) or []
     if not isinstance(without, list):
         raise fields.error(mixture.dense_layers, "must be a list")
-    first = _required(fields, mixture.first_dense) if mixture.first_dense else 0
+    first = fields.integer(mixture.first_dense) if mixture.first_dense else 0
     return sum((layer + 1) % step == 0 and layer not in without for layer in range(first, layers))
-
-
-def _required(fields: Fields, name: str) -> int:
-    if fields.values.get(name) is None:
-        raise fields.error(name, "is missing")
-    return fields.integer(name)
