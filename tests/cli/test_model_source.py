@@ -230,6 +230,11 @@ def test_every_translation_names_existing_options() -> None:
             assert option in known, f"{name}: {entry.instead}"
 
 
+def test_no_mixture_of_experts_is_advised_to_use_several_gpus() -> None:
+    for name in ("--enable-expert-parallel", "--ep-size"):
+        assert foreign_advice()[name].endswith("a mixture of experts needs --tensor 1")
+
+
 def test_serve_reports_a_device_that_it_chose(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr("mizzen.server.gpus.find_gpus", lambda: GpuSearch(0, "no driver"))
