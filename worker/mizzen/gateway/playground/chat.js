@@ -5,7 +5,7 @@ const [modelChoice, modelsProblem, keyField, systemField] = ["model", "models-pr
 const [temperatureField, limitField] = ["temperature", "max-tokens"].map(element);
 const [conversation, composer, promptField] = ["conversation", "composer", "prompt"].map(element);
 const [sendButton, stopButton, announcement] = ["send", "stop", "announcement"].map(element);
-const settings = element("settings");
+const [settings, welcome] = ["settings", "welcome"].map(element);
 
 // The page may be served behind a path prefix, and with a slash at the end of its path.
 const API = `${location.pathname.replace(/\/playground\/*$/, "")}/v1/`;
@@ -132,7 +132,7 @@ class Answer {
     this.article = create("article", { className: "assistant", "aria-busy": "true", "aria-label": `Answer of ${model}` });
     this.article.append(create("p", { className: "author" }, model), this.body, this.stats);
     this.view = new MarkdownView(this.body);
-    this.drawn = false;
+    this.scheduled = false;
   }
 
   /** Add an event of the stream. */
@@ -164,10 +164,10 @@ class Answer {
   }
 
   scheduleDraw() {
-    if (this.drawn) return;
-    this.drawn = true;
+    if (this.scheduled) return;
+    this.scheduled = true;
     requestAnimationFrame(() => {
-      this.drawn = false;
+      this.scheduled = false;
       if (!this.finished) this.draw(); // `end` has drawn everything
     });
   }
@@ -228,7 +228,7 @@ async function ask(question) {
   const turn = { question, text: "" };
   const asked = create("article", { className: "user", "aria-label": "Your message" }, question);
   const body = JSON.stringify(requestBody(question));
-  element("welcome")?.remove();
+  welcome.remove();
   conversation.append(asked, answer.article);
   turns.push(turn);
   scrollToEnd();
@@ -356,13 +356,12 @@ element("new-chat").addEventListener("click", () => {
   running?.abort();
   running = null;
   turns.length = 0;
-  conversation.replaceChildren(create("p", { id: "welcome" }, "Messages to the model and its answers appear here."));
+  conversation.replaceChildren(welcome);
   updateControls();
   announce("A new chat has begun.");
   promptField.focus();
 });
 
 element("prompt-hint").textContent = touch ? "" : "Enter sends, Shift+Enter begins a new line, Esc stops the answer.";
-showSettings(false);
 loadModels();
 promptField.focus();
