@@ -11,8 +11,8 @@ maximum rate of prefill without streams.
 
     python benchmarks/mixed.py --one-step --batch 256 --context 1024 [--chunk-tokens 128 512 2048]
 
-With `--one-step`, single steps with decodes and a chunk are timed instead, for several ways to run their
-attention, and the chunk is shown that `--max-step-milliseconds` leads to with each.
+With `--one-step`, the benchmark times single steps with decodes and a chunk instead, for several ways to run
+their attention. For each of them it prints the chunk size to which `--max-step-milliseconds` leads.
 """
 
 from __future__ import annotations
