@@ -69,14 +69,19 @@ class Limits:
         return sum(layers) * self.token_bytes / self.config.layers
 
     def decode(self, batch: int, context: float) -> float:
-        """Return the minimum seconds of a step that decodes `batch` rows of `context` tokens each.
+        """Return the minimum seconds of a step that decodes `batch` rows of `context` tokens each."""
+        return self.mixed(batch, context, 0)
+
+    def mixed(self, batch: int, context: float, chunk: int) -> float:
+        """Return the minimum seconds of a step with decodes and `chunk` tokens at the start of a prompt.
 
         The times of the GEMMs and of reading the KV add up: within a layer, GEMMs and attention wait for each
         other, and the KV of a large batch does not fit in the GPU's caches, so it cannot be prefetched.
         """
-        weights = self.body + self.head
-        gemms = max(self.element * weights / self.bandwidth, 2 * weights * batch / self.flops)
-        return (gemms + batch * self.kv_bytes(context) / self.bandwidth) / self.gpus
+        operations = 2 * self.body * (batch + chunk) + 2 * self.head * (batch + bool(chunk))
+        gemms = max(self.element * (self.body + self.head) / self.bandwidth, operations / self.flops)
+        attention = (self.operations(chunk) - 2 * self.body * chunk) / self.flops
+        return (gemms + attention + batch * self.kv_bytes(context) / self.bandwidth) / self.gpus
 
     def operations(self, tokens: int, start: int = 0) -> float:
         """Return the number of operations to prefill `tokens` tokens that follow `start` cached tokens."""

@@ -191,15 +191,6 @@ def planners(rig: Rig) -> Iterator[tuple[str, MixedPlanner]]:
             yield name, select_planner(tuned, decode, rig.rows, "sequences")
 
 
-def mixed_limit(limits: Limits, rows: int, context: int, chunk: int) -> float:
-    """Return the minimum seconds of a step with decodes and a chunk at the start of a prompt."""
-    operations = 2 * limits.body * (rows + chunk) + 2 * limits.head * (rows + bool(chunk))
-    weights = limits.element * (limits.body + limits.head)
-    gemms = max(weights / limits.bandwidth, operations / limits.flops)
-    attention = (limits.operations(chunk) - 2 * limits.body * chunk) / limits.flops
-    return gemms + attention + rows * limits.kv_bytes(context) / limits.bandwidth
-
-
 def simulate_budget(
     alone: float, mixed: Mapping[int, float], milliseconds: float, page_size: int
 ) -> tuple[int, float]:
@@ -258,7 +249,7 @@ def measure_variants(
 
     def record(name: str, chunk: int, step: Callable[[], object]) -> float:
         seconds = seconds_of(lambda: (step(), None)[1], rig.device, args.rounds)
-        limit = mixed_limit(limits, args.batch, args.context, chunk)
+        limit = limits.mixed(args.batch, args.context, chunk)
         added = f"{(seconds - alone) / chunk * 1e6:.1f} us per prompt token" if chunk else ""
         work = f"{args.batch}+{chunk}, {name}" if chunk else name
         table.row(work, seconds * 1e3, limit * 1e3, "ms", added)

@@ -120,10 +120,11 @@ def test_the_limit_of_a_mixed_step_counts_weights_once_and_the_kv_of_all_decodes
 
     limits = Limits(config=config_of("qwen3-8b"), bandwidth=4.5e12, flops=750e12)
     alone = limits.decode(256, 1024)
-    assert mixed_step.mixed_limit(limits, 256, 1024, 0) == pytest.approx(alone)
-    assert mixed_step.mixed_limit(limits, 256, 1024, 16) < 1.06 * alone
+    operations, kv = 2 * 256 * (limits.body + limits.head), 256 * limits.kv_bytes(1024)
+    assert alone == limits.mixed(256, 1024, 0) == pytest.approx(operations / 750e12 + kv / 4.5e12)
+    assert limits.mixed(256, 1024, 16) < 1.06 * alone
     most = alone + 1.01 * limits.prefill(2048)
-    assert limits.prefill(2048) < mixed_step.mixed_limit(limits, 256, 1024, 2048) < most
+    assert limits.prefill(2048) < limits.mixed(256, 1024, 2048) < most
 
 
 def test_start_up_figures_are_medians_of_the_rounds(
