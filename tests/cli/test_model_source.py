@@ -232,7 +232,7 @@ def test_every_translation_names_existing_options() -> None:
 
 def test_no_mixture_of_experts_is_advised_to_use_several_gpus() -> None:
     for name in ("--enable-expert-parallel", "--ep-size"):
-        assert foreign_advice()[name].endswith("a mixture of experts needs --tensor 1")
+        assert FOREIGN_BY_NAME[name].instead.endswith("a mixture of experts needs --tensor 1")
 
 
 def test_serve_reports_a_device_that_it_chose(monkeypatch: pytest.MonkeyPatch) -> None:
