@@ -26,10 +26,10 @@ from mizzen.server.config import EngineConfig
 from mizzen_operator.api.gateway_sharing import resolve_sharing
 from mizzen_operator.api.parse import parse_service
 from mizzen_operator.api.types import InferenceService
-from mizzen_operator.config import OperatorConfig
 from mizzen_operator.resources import engine_args, gateway_spec, group_member
 from mizzen_operator.resources import gateway_deployment as gateway_render
 from mizzen_operator.resources import shared_gateway as shared_render
+from mizzen_operator.resources.gateway_deployment import gateway_arguments
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = (
@@ -242,10 +242,6 @@ COMMON: dict[str, Any] = {
     "otlp_headers_file": "/var/run/mizzen/otlp/headers",
     "max_body_bytes": 4096,
 }
-
-
-def gateway_arguments(spec: Any) -> list[str]:
-    return gateway_render.gateway_arguments(spec, OperatorConfig())
 
 
 def test_the_operators_gateway_arguments_are_options_of_the_gateway() -> None:

@@ -129,6 +129,7 @@ def _pod_spec(service: InferenceService, config: OperatorConfig, member: GroupMe
     copied = {field: overlay[field] for field in _COPIED_FIELDS if overlay.get(field)}
     secrets = list(overlay["imagePullSecrets"])
     selector = dict(service.accelerator.node_selector)
+    tracing = _tracing(service, config, member)
     return {
         **copied,
         **({"imagePullSecrets": secrets} if secrets else {}),
@@ -149,8 +150,8 @@ def _pod_spec(service: InferenceService, config: OperatorConfig, member: GroupMe
             else {"readinessGates": [{"conditionType": gate} for gate in _readiness_gates(service)]}
         ),
         **node_fetch(service, config),
-        "containers": [_container(service, config, member)],
-        "volumes": _volumes(service, config, member),
+        "containers": [_container(service, config, member, tracing)],
+        "volumes": _volumes(service, tracing),
     }
 
 
@@ -205,15 +206,17 @@ def _claims(service: InferenceService) -> dict[str, Any]:
     return {"resourceClaims": [{"name": CLAIM, "resourceClaimTemplateName": template}]}
 
 
-def _container(service: InferenceService, config: OperatorConfig, member: GroupMember) -> dict[str, Any]:
+def _container(
+    service: InferenceService, config: OperatorConfig, member: GroupMember, tracing: Tracing
+) -> dict[str, Any]:
     startup = service.lifecycle.startup_timeout + STARTUP_MARGIN_SECONDS
-    traced = engine_variables(_tracing(service, config, member), service.name, member.group)
+    traced = engine_variables(tracing, service.name, member.group)
     mounts = [
         {"name": "mizzen-keys", "mountPath": labels.KEYS_FOLDER, "readOnly": True},
         {"name": "mizzen-shm", "mountPath": "/dev/shm"},
         {"name": "mizzen-tmp", "mountPath": "/tmp"},
     ]
-    mounts += [*model_mounts(service), *headers_mounts(_tracing(service, config, member))]
+    mounts += [*model_mounts(service), *headers_mounts(tracing)]
     return {
         "name": "engine",
         "image": engine_image(service, config),
@@ -276,12 +279,12 @@ def _resources(service: InferenceService) -> dict[str, Any]:
     return resources
 
 
-def _volumes(service: InferenceService, config: OperatorConfig, member: GroupMember) -> list[Any]:
+def _volumes(service: InferenceService, tracing: Tracing) -> list[Any]:
     size = service.pod_template["sharedMemorySizeLimit"]
     volumes: list[Any] = [
         keys_volume(child_names.engine_keys_secret(service.name)),
         {"name": "mizzen-shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}},
         {"name": "mizzen-tmp", "emptyDir": {}},
     ]
-    volumes += [*pod_volumes(service), *headers_volumes(_tracing(service, config, member))]
+    volumes += [*pod_volumes(service), *headers_volumes(tracing)]
     return [*volumes, *service.pod_template["volumes"]]

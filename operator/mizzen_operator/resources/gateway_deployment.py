@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from mizzen_operator.api import labels
@@ -36,7 +37,7 @@ DEREGISTER_SECONDS = 3
 """Seconds for which a terminating gateway pod still accepts requests, while proxies stop using it."""
 
 
-def gateway_arguments(spec: GatewaySpec, config: OperatorConfig) -> list[str]:
+def gateway_arguments(spec: GatewaySpec) -> list[str]:
     """Return the arguments of `mizzen` for a gateway; options and values are separate items."""
     gateway = spec.gateway
     options = [
@@ -67,7 +68,7 @@ def gateway_arguments(spec: GatewaySpec, config: OperatorConfig) -> list[str]:
         ("--reasoning-parser", REASONING_PARSERS[gateway.reasoning_parser]),
         ("--access-log", ACCESS_LOG[gateway.access_log]),
         ("--processes", str(gateway.processes)),
-        *gateway_options(effective_tracing(spec.tracing, config)),
+        *gateway_options(spec.tracing),
         ("--drain-timeout-seconds", str(spec.drain_timeout)),
     ]
     flags = [*spec.flags, *(["--playground"] if gateway.playground else [])]
@@ -125,6 +126,7 @@ def _tls(gateway: Gateway) -> list[tuple[str, str]]:
 
 def gateway_manifests(spec: GatewaySpec, config: OperatorConfig) -> list[dict[str, Any]]:
     """Return all manifests of a gateway except its keys, in the order in which to apply them."""
+    spec = replace(spec, tracing=effective_tracing(spec.tracing, config))
     account = {"kind": "ServiceAccount", "name": spec.name, "namespace": spec.namespace}
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -213,7 +215,7 @@ def _pod_spec(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
             {"name": "mizzen-tmp", "emptyDir": {}},
             api_token_volume(),
             *(volume for volume, _ in _user_secret_volumes(spec)),
-            *headers_volumes(effective_tracing(spec.tracing, config)),
+            *headers_volumes(spec.tracing),
         ],
     }
 
@@ -236,13 +238,13 @@ def _container(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
         "name": "gateway",
         "image": config.gateway_image,
         "imagePullPolicy": config.image_pull_policy,
-        "args": gateway_arguments(spec, config),
+        "args": gateway_arguments(spec),
         "env": [
             field_env("POD_IP", "status.podIP"),
             field_env("POD_NAME", "metadata.name"),
             field_env("POD_NAMESPACE", "metadata.namespace"),
             {"name": "HOME", "value": "/tmp"},
-            *gateway_variables(effective_tracing(spec.tracing, config)),
+            *gateway_variables(spec.tracing),
         ],
         "ports": [
             {"name": "http", "containerPort": labels.HTTP_PORT, "protocol": "TCP"},
@@ -266,6 +268,6 @@ def _container(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
                 {"name": volume["name"], "mountPath": path, "readOnly": True}
                 for volume, path in _user_secret_volumes(spec)
             ),
-            *headers_mounts(effective_tracing(spec.tracing, config)),
+            *headers_mounts(spec.tracing),
         ],
     }

@@ -29,7 +29,7 @@ class GatewaySpec:
         gateway: gateway settings in force.
         drain_timeout: seconds for which a terminating pod waits for its requests to finish.
         image_pull_secrets: references to Secrets for pulling the image.
-        tracing: tracing settings in force.
+        tracing: tracing settings of the spec; `gateway_manifests` adds those of the operator's options.
         disruption_budgets: whether it has a PodDisruptionBudget.
         flags: command-line options without values.
         labelled_secrets: names of Secrets with API keys that were found by label; sorted, so that the pod

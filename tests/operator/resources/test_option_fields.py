@@ -81,9 +81,7 @@ def engine(spec: dict[str, Any]) -> list[str]:
 
 
 def gateway(spec: dict[str, Any]) -> list[str]:
-    return gateway_arguments(
-        dedicated_gateway_spec(parse_service({"metadata": META, "spec": spec})), OperatorConfig()
-    )
+    return gateway_arguments(dedicated_gateway_spec(parse_service({"metadata": META, "spec": spec})))
 
 
 def fetch(spec: dict[str, Any]) -> list[str]:
