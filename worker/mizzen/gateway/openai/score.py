@@ -190,9 +190,8 @@ class ScoreHandler:
         try:
             tokens, _ = await attempt.next_tokens()
             self._gateway.metrics.for_model(routed.generation.model).output_tokens.inc(len(tokens))
-            if routed.record is not None:
-                routed.record.prompt_tokens += len(routed.prompt)
-                routed.record.completion_tokens += len(tokens)
+            routed.record.prompt_tokens += len(routed.prompt)
+            routed.record.completion_tokens += len(tokens)
             return attempt.take_logprobs()[0].requested, len(routed.prompt)
         except (StreamLost, EngineRefused) as error:
             raise unavailable(str(error), code="engine_lost") from error

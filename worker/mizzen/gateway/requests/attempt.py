@@ -34,11 +34,19 @@ class Attempt:
     """
 
     def __init__(
-        self, routed: RoutedRequest, engine: EngineClient, stream: EngineStream, cost: float, resume: Resume
+        self,
+        routed: RoutedRequest,
+        engine: EngineClient,
+        stream: EngineStream,
+        record: AttemptRecord,
+        cost: float,
+        resume: Resume,
     ) -> None:
         self.routed = routed
         self.engine = engine
         self.stream = stream
+        self.record = record
+        """Record of the request's time on the engine, for the access log and traces."""
         self.finish: Finish | None = None
         self.prompt_logprobs: list[TokenLogprobs] | None = stream.prompt_logprobs
         """Log probabilities of the prompt's tokens from the second on, if requested.
@@ -51,8 +59,6 @@ class Attempt:
         self._first: tuple[list[int], Finish | None] | None = None
         self._failure: Exception | None = None
         self._counted = True
-        self.record: AttemptRecord | None = None
-        """Record of the request's time on the engine, for the access log and traces."""
         engine.add_request(cost)
         self.breaker_period = engine.breaker.begin_request()
 
@@ -129,9 +135,8 @@ class Attempt:
         self.stream.forget()
         if self._counted:
             self._counted = False
-            if self.record is not None:
-                engine_seconds = self.finish.first_token_seconds if self.finish is not None else 0.0
-                self.record.end(error, engine_seconds)
+            engine_seconds = self.finish.first_token_seconds if self.finish is not None else 0.0
+            self.record.end(error, engine_seconds)
             self.engine.remove_request(self._cost)
 
     async def _next_from_engine(self) -> tuple[list[int], Finish | None]:

@@ -19,7 +19,7 @@ from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.requests.engine_request import engine_sampling, tokenize_prompt
 from mizzen.gateway.requests.generation_request import GenerationRequest
 from mizzen.gateway.routing.interfaces import ModelIdentity
-from mizzen.gateway.telemetry.request_record import AttemptRecord, RequestRecord
+from mizzen.gateway.telemetry.request_record import RequestRecord
 from mizzen.gateway.text.model import TextModel
 from mizzen.wire.messages import Sampling
 
@@ -67,8 +67,8 @@ class RoutedRequest:
     """The chosen engine and the reason for the choice, for the response header x-mizzen-route."""
     route_reason: str = ""
     """Reason why the router chose the engine, in one word."""
-    record: RequestRecord | None = None
-    """Record for the access log and traces."""
+    record: RequestRecord = field(default_factory=lambda: RequestRecord(request_id="", method="", path=""))
+    """Record for the access log and traces; the default is not reported."""
 
     @property
     def engine_prompt(self) -> Int32:
@@ -108,11 +108,6 @@ class RoutedRequest:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         return sampling
 
-    def new_attempt(self, engine: str) -> AttemptRecord:
-        """Return the record of an attempt, on the engine that the router chose, that begins now."""
-        record = self.record or RequestRecord(request_id="", method="", path="")
-        return record.new_attempt(engine, self.route_reason)
-
     async def tokenize(self, text: TextModel, context: int = 0) -> None:
         """Tokenize the prompt for engines of a text model; `context` is their context length (0: unknown).
 
@@ -122,8 +117,7 @@ class RoutedRequest:
         """
         began = time.monotonic()
         self.prompt = await tokenize_prompt(self.generation, text, context)
-        if self.record is not None:
-            self.record.end_phase("tokenize", began)
+        self.record.end_phase("tokenize", began)
         self.text_model, self.sampling, self.block_hashes = text, None, ()
 
     def discard_output(self) -> None:

@@ -164,8 +164,7 @@ class Dispatcher:
             began = time.monotonic()
             await self._admission.enter(routed.queue_entry)
             routed.admitted = True
-            if routed.record is not None:
-                routed.record.end_phase("queue", began)
+            routed.record.end_phase("queue", began)
         while True:
             engine = await self._choose_engine(routed)
             if engine is None or len(routed.tried_engines) >= self._max_attempts:
@@ -198,7 +197,7 @@ class Dispatcher:
         seconds = self._engine_seconds(routed)
         tokens = routed.engine_prompt
         matched_blocks = engine.prefixes.match_prefix(routed.block_hashes)
-        record = routed.new_attempt(engine.name)
+        record = routed.record.new_attempt(engine.name, routed.route_reason)
         try:
             stream = engine.link.generate(
                 tokens.astype("<i4", copy=False).tobytes(),
@@ -215,10 +214,8 @@ class Dispatcher:
             return None
         engine.prefixes.add_guesses(routed.block_hashes)
         cost = len(tokens) - matched_blocks * BLOCK_TOKENS + self._expected_output_tokens(routed)
-        attempt = Attempt(routed, engine, stream, cost, self._resumer.resume)
-        attempt.record = record
-        if routed.record is not None:
-            routed.record.add_attempt(record)
+        attempt = Attempt(routed, engine, stream, record, cost, self._resumer.resume)
+        routed.record.add_attempt(record)
         try:
             await attempt.wait_first_tokens(seconds + REFUSAL_MARGIN_SECONDS)
         except EngineRefused as refusal:
@@ -240,8 +237,7 @@ class Dispatcher:
             self._table.cache_warmer.count_prompt(
                 engine.tokenizer_hash, routed.block_hashes, routed.prompt, routed.salt
             )
-        if routed.record is not None:
-            routed.record.first_token_received(record)
+        routed.record.first_token_received(record)
         return attempt
 
     async def _embed(
@@ -249,9 +245,8 @@ class Dispatcher:
     ) -> EmbeddingResult | None:
         """Return the embedding of a prompt; None if this engine did not return it."""
         seconds, cost = self._engine_seconds(routed), float(len(routed.prompt))
-        record = routed.new_attempt(engine.name)
-        if routed.record is not None:
-            routed.record.add_attempt(record)
+        record = routed.record.new_attempt(engine.name, routed.route_reason)
+        routed.record.add_attempt(record)
         engine.add_request(cost)
         period = engine.breaker.begin_request()
         settled = False
@@ -268,9 +263,8 @@ class Dispatcher:
                 )
             settled = True
             engine.record_success(period)
-            if routed.record is not None:
-                routed.record.prompt_tokens += prompt
-                routed.record.cached_tokens += cached
+            routed.record.prompt_tokens += prompt
+            routed.record.cached_tokens += cached
             return EmbeddingResult(vector, prompt, cached)
         except EngineRefused as refusal:
             self._handle_refusal(routed, engine, refusal)
@@ -362,8 +356,7 @@ class Dispatcher:
             return None
         self._metrics.routes.labels(route.reason).inc()
         routed.route_header, routed.route_reason = route_header(route), route.reason
-        if routed.record is not None:
-            routed.record.end_phase("route", began)
+        routed.record.end_phase("route", began)
         return route.engine
 
     async def _routing_query(self, routed: RoutedRequest) -> RoutingQuery | None:
