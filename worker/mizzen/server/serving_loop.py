@@ -128,9 +128,9 @@ class ServingLoop:
         if ended:
             ended_at = time.monotonic()
             durations = self._ages(ended, ended_at)
+            wire.out.finish(ended, self._steps)
             if self._traces is not None:
                 self._traces.finish(ended, ended_at)
-            wire.out.finish(ended, self._steps)
             self._status.count_finished(ended, durations)
 
     def _send_output(self, output: StepOutput, began: float) -> None:
@@ -139,11 +139,11 @@ class ServingLoop:
         seconds = now - (self._last_output or began)
         self._status.count_step(seconds, len(output.tokens))
         self._last_output = now
-        if self._traces is not None:
-            self._traces.record_step(output, now)
         durations = self._ages(output.finished, now)  # before `send` frees their ids
         live = len(self._wire.out.table)
         first_token_seconds = self._wire.out.send(output, now)
+        if self._traces is not None:
+            self._traces.record_step(output, now)
         self._silence_limit.record_step(seconds, len(output.rids), len(first_token_seconds), live)
         if len(first_token_seconds):
             self._status.count_first_tokens(first_token_seconds)
