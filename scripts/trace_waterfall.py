@@ -85,7 +85,7 @@ def read_spans(lines: Iterable[str]) -> list[WaterfallSpan]:
 
 
 def in_order(spans: Iterable[WaterfallSpan]) -> Iterator[tuple[int, WaterfallSpan]]:
-    """Yield each span with its depth: a parent before its children, and siblings by their begin.
+    """Yield each span with its depth: a parent before its children, and siblings in order of their start.
 
     Spans whose parent is not among `spans`, such as children of a client's span, have depth 0.
     """

@@ -65,7 +65,7 @@ async def test_request_becomes_a_trace(scripted: Any, live: Any, until: Any, col
     assert [event.name for event in attempt.events] == ["first token"]
     assert attempt.start_time_unix_nano <= attempt.events[0].time_unix_nano <= attempt.end_time_unix_nano
     collector.check_nesting()
-    # The engine gets the context of its own attempt.
+    # The engine gets the context of the span of its attempt.
     assert engine.requests[0].traceparent[:52] == f"00-{root.trace_id.hex()}-{attempt.span_id.hex()}"
 
 
