@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
 from mizzen.common.otlp import TracingUnavailable
-from mizzen.common.request_timeline import MAX_CHUNKS, MAX_PREEMPTIONS, RequestTimeline, start_timeline
-from mizzen.core.request import FinishReason
+from mizzen.common.request_timeline import MAX_CHUNKS, MAX_PREEMPTIONS, start_timeline
+from mizzen.core.request import Finished, FinishReason, Request
+from mizzen.core.sampling_params import SamplingParams
 from mizzen.server.config import EngineConfig
 from mizzen.server.tracing.live_traces import LiveTraces
 from mizzen.server.tracing.request_trace import RequestTrace, encode_trace, read_trace
@@ -295,25 +297,11 @@ def test_full_pipe_drops_records_and_never_blocks() -> None:
     read_end, write_end = os.pipe()
     dropped: list[int] = []
     traces = LiveTraces(write_end, dropped.append)
-    request = _TracedRequest()
+    prompt, timeline = np.array([1, 2], np.int32), start_timeline(traceparent(1), 1.0)
     for rid in range(2000):
-        request.rid = rid
-        traces.add([request])  # type: ignore[list-item]
-        traces.finish([_Ended(rid)], 2.0)  # type: ignore[list-item]
+        traces.add([Request(rid=rid, prompt=prompt, sampling=SamplingParams(), timeline=timeline)])
+        end = Finished(rid=rid, reason=FinishReason.STOP, prompt_tokens=2, cached_tokens=0, output_tokens=5)
+        traces.finish([end], 2.0)
     assert sum(dropped) > 1000
     traces.close()
     os.close(read_end)
-
-
-class _TracedRequest:
-    rid, generated, pooling = 0, 0, None
-    timeline: RequestTimeline | None = start_timeline(traceparent(1), 1.0)
-    prompt = (1, 2)
-
-
-class _Ended:
-    reason, refused, busy, at_fault = FinishReason.STOP, False, False, False
-    prompt_tokens, cached_tokens, output_tokens = 2, 0, 5
-
-    def __init__(self, rid: int) -> None:
-        self.rid = rid
