@@ -16,16 +16,8 @@ from itertools import zip_longest
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import (
-    NonRecordingSpan,
-    Span,
-    SpanContext,
-    SpanKind,
-    Status,
-    StatusCode,
-    TraceFlags,
-    set_span_in_context,
-)
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
 from mizzen import __version__
@@ -62,6 +54,7 @@ class EngineSpans:
             on_drop: called with numbers of spans that could not be exported, from any thread.
         """
         self._model = model
+        self._propagator = TraceContextTextMapPropagator()
         self._export = SpanExport(
             url,
             headers,
@@ -84,7 +77,7 @@ class EngineSpans:
         times = trace.timeline
         root = builder.start(
             "engine.request",
-            _remote_context(times.traceparent),
+            self._propagator.extract({"traceparent": times.traceparent}, Context()),
             times.arrival,
             request_attributes(trace, self._model),
             SpanKind.SERVER,
@@ -152,13 +145,6 @@ class _SpanBuilder:
     def _unix(self, moment: float) -> int:
         """Convert a time to Unix nanoseconds."""
         return int((moment + self._clock) * NANO)
-
-
-def _remote_context(traceparent: str) -> Context:
-    """Return the context of the gateway's span; `traceparent` must be valid."""
-    _, trace, span, flags = traceparent.split("-")
-    context = SpanContext(int(trace, 16), int(span, 16), True, TraceFlags(int(flags, 16)))
-    return set_span_in_context(NonRecordingSpan(context), Context())
 
 
 def _create_preemptions(
