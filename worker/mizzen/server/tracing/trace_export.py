@@ -37,12 +37,11 @@ def check_tracing(config: EngineConfig) -> None:
     Raises:
         TracingUnavailable: OpenTelemetry is not installed.
     """
-    url = traces_endpoint(config.otlp_endpoint)
-    if config.otlp_endpoint and url and not config.node_rank:
+    if config.otlp_endpoint and not config.node_rank:
         try:
             import mizzen.server.tracing.engine_spans  # noqa: F401
         except ImportError as error:
-            raise TracingUnavailable(url, error.name) from error
+            raise TracingUnavailable(traces_endpoint(config.otlp_endpoint), error.name) from error
 
 
 def start_trace_export(config: EngineConfig) -> TraceExport | None:
