@@ -17,6 +17,8 @@ from typing import Any
 
 import yaml
 
+from mizzen_operator.kube.go_json import go_json
+
 _PATH = re.compile(r"\{\{\s*((?:\.[A-Za-z_]\w*)+)\s*(\|\s*toJson\s*)?\}\}")
 _OTHER = re.compile(r"\{\{.*?\}\}")
 _WITH_REGISTRY = re.compile(r"(localhost|[^/]*[.:][^/]*)/")
@@ -75,7 +77,11 @@ def _scope(values: Mapping[str, Any], namespace: str, release: str, version: str
             program: _image(values["images"], program, version)
             for program in ("operator", "engine", "gateway")
         },
-        "Scope": {"namespace": values["operator"]["watchNamespace"], "roleKind": "ClusterRole"},
+        "Scope": {
+            "acceleratorProfiles": go_json(values["acceleratorProfiles"]).decode(),
+            "namespace": values["operator"]["watchNamespace"],
+            "roleKind": "ClusterRole",
+        },
     }
 
 

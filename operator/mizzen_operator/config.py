@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from mizzen_operator.api.accelerator_profiles import Profiles, parse_profiles
+
 
 def _version() -> str:
     try:
@@ -63,6 +65,10 @@ class OperatorConfig:
     )
     otlp_headers_key: str = _option("headers", "Key of the headers in that Secret")
 
+    accelerator_profiles: str = _option(
+        "{}", "JSON object with the accelerator profiles that services name in spec.accelerator.profile"
+    )
+
     lease_name: str = _option("mizzen-operator", "Name of the Lease held by the leading replica")
     lease_namespace: str = _option("default", "Namespace of the Lease")
     lease_owner: str = _option("", "Deployment in that namespace that owns the Lease; no owner if empty")
@@ -112,12 +118,24 @@ class OperatorConfig:
                 "--otlp-endpoint must be a URL such as http://otel-collector.observability:4318, "
                 f"not {self.otlp_endpoint!r}"
             )
+        try:
+            self.profiles()
+        except ValueError as error:
+            raise ValueError(f"--accelerator-profiles: {error}") from error
         if self.gateway_role_kind == "Role" and not self.namespace:
             raise ValueError(
                 "--gateway-role-kind Role needs --namespace, because a Role is limited to one namespace"
             )
         if not self.lease_seconds > self.renew_seconds > self.retry_seconds:
             raise ValueError("--lease-seconds must exceed --renew-seconds, which must exceed --retry-seconds")
+
+    def profiles(self) -> Profiles:
+        """Parse the accelerator profiles.
+
+        Raises:
+            ValueError: they are invalid; the message names the profile and the field.
+        """
+        return parse_profiles(self.accelerator_profiles)
 
     @property
     def holder(self) -> str:

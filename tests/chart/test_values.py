@@ -12,6 +12,8 @@ import yaml
 
 import mizzen
 from chart_manifests import CHART, ROOT, Manifests, of, operator
+from mizzen_operator.api.accelerator_profiles import parse_profiles
+from mizzen_operator.config import parse_config
 
 MONITORING = "monitoring.coreos.com/v1"
 
@@ -112,6 +114,23 @@ def test_the_operator_may_watch_another_namespace_than_its_own(offline: Any) -> 
     assert namespaces["Role", "sail-operator-lease"] == namespaces["Deployment", "sail-operator"] == "harbour"
     [subject] = of(manifests, "RoleBinding", "sail-operator")["subjects"]
     assert subject["namespace"] == "harbour"
+
+
+def test_the_operator_gets_the_accelerator_profiles(offline: Any) -> None:
+    toleration = {"key": "pool", "operator": "Equal", "value": "inference", "effect": "NoExecute"}
+    profile = {
+        "resourceName": "nvidia.com/mig-3g.40gb",
+        "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
+        "tolerations": [{**toleration, "tolerationSeconds": 3600}],
+        "memory": "39Gi",
+        "runtimeClassName": "nvidia",
+    }
+    values = {"acceleratorProfiles": {"h100-mig": profile, "plain": {}}}
+    _, container = operator(offline.template(values))
+    profiles = parse_config(container["args"], {}).profiles()
+    assert profiles == parse_profiles(json.dumps(values["acceleratorProfiles"]))
+    assert profiles["h100-mig"].tolerations[0].toleration_seconds == 3600
+    assert parse_config(operator(offline.template())[1]["args"], {}).profiles() == {}
 
 
 def test_monitors_are_rendered_if_their_api_exists_or_monitoring_is_enabled(offline: Any) -> None:

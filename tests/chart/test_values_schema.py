@@ -66,6 +66,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"monitoring": {"enabled": "yes"}}, "at '/monitoring/enabled': got string, want"),
     ({"networkPolicy": {"apiServerPorts": []}}, "minItems: got 0, want 1"),
     ({"commonLabels": {"a": "b c"}}, "at '/commonLabels/a'"),
+    (
+        {"acceleratorProfiles": {"h100": {"selector": {}}}},
+        "at '/acceleratorProfiles/h100': additional properties 'selector' not allowed",
+    ),
+    ({"acceleratorProfiles": {"h100": {"memory": "80G"}}}, "at '/acceleratorProfiles/h100/memory'"),
+    (
+        {"acceleratorProfiles": {"h100": {"resourceName": "gpu"}}},
+        "at '/acceleratorProfiles/h100/resourceName'",
+    ),
+    ({"acceleratorProfiles": {"H100": {}}}, "at '/acceleratorProfiles': invalid propertyName 'H100'"),
     ({"monitor": True}, "additional properties 'monitor' not allowed"),
 ]
 

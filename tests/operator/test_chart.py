@@ -69,6 +69,13 @@ def lacking(ours: Any, helms: Any, path: str) -> list[str]:
                 "engine": {"repository": "cache:5000/engine"},
             },
         },
+        {
+            **IMAGES,
+            "acceleratorProfiles": {
+                "mig": {"resourceName": "nvidia.com/mig-3g.40gb", "memory": "39Gi"},
+                "h100": {"tolerations": [{"key": "a", "value": "<&>", "tolerationSeconds": 3600}]},
+            },
+        },
     ],
 )
 def test_helm_and_the_renderer_agree(values: dict[str, Any], tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ without a registry would mean a namespace of Docker Hub that is not Mizzen's, so
     "gatewayRole" (printf "%s-gateway" (include "mizzen.fullname" .)))
   "Images" $images
   "Scope" (dict
+    "acceleratorProfiles" (.Values.acceleratorProfiles | toJson)
     "namespace" (include "mizzen.namespace" .)
     "roleKind" (eq .Values.rbac.scope "namespace" | ternary "Role" "ClusterRole"))
   "Release" (dict "Name" .Release.Name "Namespace" .Release.Namespace)

@@ -302,6 +302,8 @@ class InferenceService:
     """`spec.model.parameters`; empty if it is not declared."""
     gpu_memory: str = ""
     """`spec.accelerator.memory`; empty if it is not declared."""
+    profile: str = ""
+    """`spec.accelerator.profile`; empty if the spec does not name one."""
     rotate_keys: str = ""
     """Value of the service's annotation mizzen.dev/rotate-keys; empty if it is not set."""
     pods: int = 1

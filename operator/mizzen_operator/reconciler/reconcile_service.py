@@ -66,8 +66,15 @@ class ServiceReconciler:
         self._previous.pop(key, None)
         self._collaborators.dry_run.forget(key)
 
-    async def reconcile(self, key: ServiceKey, service: InferenceService) -> ReconcileResult:
+    async def reconcile(
+        self, key: ServiceKey, service: InferenceService, failure: BlockingReason | None = None
+    ) -> ReconcileResult:
         """Bring a service one step closer to its spec, and write its status.
+
+        Args:
+            key: the service's key.
+            service: the service, with the values of its accelerator profile.
+            failure: why `service` has an earlier spec than the API server's; None if it has the current one.
 
         Raises:
             KubeError: the API server failed; steps that do not depend on the failed request have been done.
@@ -86,6 +93,7 @@ class ServiceReconciler:
             groups=observed.groups,
             memory_fit=_check_memory(service, finished),
             download=finished,
+            failure=failure,
         )
         previous = self._previous.get(key, PreviousResult())
         if collaborators.apply_cache.expire(service, observed.progress_marker, settled=observed.settled):

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from mizzen_operator.api import child_names, labels, reasons
+from mizzen_operator.api.accelerator_profiles import UnknownProfileError, apply_profile
 from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.parse import InvalidServiceError, parse_service
 from mizzen_operator.api.types import InferenceService
@@ -37,6 +38,7 @@ class Reconciler:
         self._gateways = collaborators.gateways
         self._autoscaler = collaborators.autoscaler
         self._collaborators = collaborators
+        self._profiles = collaborators.config.profiles()
         self._service_reconciler = ServiceReconciler(collaborators)
         self._degraded_reconciler = DegradedReconciler(collaborators)
         self._in_terminating_namespace: dict[ServiceKey, str] = {}
@@ -94,8 +96,17 @@ class Reconciler:
             except InvalidServiceError as error:
                 failure = BlockingReason(reasons.INVALID_SPEC, str(error))
                 return await self._reconcile_degraded(key, body, failure)
+        failure: BlockingReason | None = None
         try:
-            result = await self._service_reconciler.reconcile(key, service)
+            service = apply_profile(service, self._profiles)
+        except UnknownProfileError as error:
+            failure = BlockingReason(reasons.PROFILE_MISSING, str(error))
+            recorded = await self._collaborators.revisions.restore_newest(service)
+            if recorded is None:
+                return await self._reconcile_degraded(key, body, failure)
+            service = recorded  # the groups run on, and everything that is not in the record is applied
+        try:
+            result = await self._service_reconciler.reconcile(key, service, failure)
         except (KubeError, OSError):
             raise
         except Exception as error:

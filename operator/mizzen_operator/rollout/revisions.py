@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -118,6 +118,20 @@ class Revisions:
             raise Refused(
                 reasons.REVISION_UNREADABLE, f"revision {revision} cannot be created again: {error}"
             ) from error
+
+    async def restore_newest(self, service: InferenceService) -> InferenceService | None:
+        """Return the service with the spec of its newest recorded revision; None if none can be restored.
+
+        Raises:
+            KubeError: the API server failed.
+        """
+        uid, records = self._recorded.get(ServiceKey(service.namespace, service.name), ("", {}))
+        newest = _newest(records if uid == service.uid else await self._list(service))
+        try:
+            return await self.restore(service, newest) if newest else None
+        except Refused as error:
+            logger.warning("%s/%s: %s", service.namespace, service.name, error)
+            return None
 
     def _ref(self, service: InferenceService, revision: str) -> ObjectRef:
         return ObjectRef(KIND, service.namespace, child_names.controller_revision(service.name, revision))
@@ -236,13 +250,14 @@ def restore_service(service: InferenceService, data: Mapping[str, Any]) -> Infer
         "generation": service.generation,
         "creationTimestamp": service.created,
     }
-    return parse_service({"metadata": meta, "spec": spec, "status": service.status})
+    restored = parse_service({"metadata": meta, "spec": spec, "status": service.status})
+    return replace(restored, rotate_keys=service.rotate_keys)
 
 
 _OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "model": ("servedName", "contextLength", "implementation", "credentialsSecretRef", "endpoint"),
     "parallelism": ("topologyKey",),
-    "accelerator": ("perPod", "resourceClaimTemplateName"),
+    "accelerator": ("memory", "perPod", "profile", "resourceClaimTemplateName"),
     "engine": ("image",),
     "podTemplate": (
         "serviceAccountName",

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accelerator profiles: named settings for a kind of GPU node, which services use by their name.
+
+The administrator of a cluster defines profiles in the chart's values; a service names one in
+`spec.accelerator.profile`. The values of a profile are defaults: `apply_profile` puts them into the spec
+before its revision is computed, so that the revision hash and the ControllerRevision contain them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from mizzen_operator.api.types import InferenceService
+
+DEFAULT_RESOURCE = "nvidia.com/gpu"
+"""Default of `spec.accelerator.resourceName` in the CRD.
+
+The API server stores the default in every service. So a service that has this value counts as one that does
+not choose a resource.
+"""
+MAX_LISTED = 20
+"""Maximum number of profiles that a message lists."""
+
+_NAME = r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$"
+_RESOURCE = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+_MEMORY = r"^[1-9][0-9]*[MG]i$"
+
+
+class UnknownProfileError(ValueError):
+    """A service names a profile that the operator does not have; the message lists the operator's profiles."""
+
+
+class ProfileToleration(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True
+):
+    """A toleration of Kubernetes, with the fields of `spec.podTemplate.tolerations`."""
+
+    key: Annotated[str, msgspec.Meta(max_length=317)] = ""
+    operator: Literal["Equal", "Exists", "Lt", "Gt"] = "Equal"
+    value: Annotated[str, msgspec.Meta(max_length=63)] = ""
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
+    toleration_seconds: int | None = None
+
+
+class AcceleratorProfile(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"
+):
+    """Settings for a kind of GPU node. An empty value leaves the field of a service as it is.
+
+    Attributes:
+        resource_name: extended resource that pods request, with its domain.
+        node_selector: labels that the node must have.
+        tolerations: tolerations of the pods.
+        memory: memory of one GPU, such as `141Gi`.
+        runtime_class_name: RuntimeClass of the pods.
+    """
+
+    resource_name: Annotated[str, msgspec.Meta(pattern=_RESOURCE, max_length=253)] = ""
+    node_selector: dict[str, Annotated[str, msgspec.Meta(max_length=63)]] = {}
+    tolerations: tuple[ProfileToleration, ...] = ()
+    memory: Annotated[str, msgspec.Meta(pattern=_MEMORY, max_length=16)] = ""
+    runtime_class_name: Annotated[str, msgspec.Meta(max_length=253)] = ""
+
+
+Profiles = Mapping[str, AcceleratorProfile]
+"""Profiles by name."""
+_Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
+
+
+def parse_profiles(text: str) -> Profiles:
+    """Parse profiles from a JSON object that maps names to profiles.
+
+    Raises:
+        ValueError: the text is not such an object; the message names the profile and the field.
+    """
+    try:
+        given = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"must be a JSON object of profiles by name: {error}") from error
+    return {name: _parse_profile(name, profile) for name, profile in given.items()}
+
+
+def _parse_profile(name: str, text: msgspec.Raw) -> AcceleratorProfile:
+    """Parse one profile; raise ValueError, with its name and the field, if it is invalid."""
+    try:
+        msgspec.convert(name, _Name)
+        return msgspec.json.decode(text, type=AcceleratorProfile)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"profile {name!r}: {error}") from error
+
+
+def apply_profile(service: InferenceService, profiles: Profiles) -> InferenceService:
+    """Return a service whose spec contains the values of its accelerator profile.
+
+    The labels of both node selectors apply; for a label in both, the service's value. The profile's
+    tolerations follow those of the service. The other fields of a profile apply if the service does not set
+    them. A service without a profile, or on the CPU, is returned unchanged.
+
+    Args:
+        service: a service as the API server holds it.
+        profiles: the operator's profiles.
+
+    Raises:
+        UnknownProfileError: the service names a profile that is not in `profiles`.
+    """
+    name = service.profile
+    if not name or service.engine.device == "CPU":
+        return service
+    profile = profiles.get(name)
+    if profile is None:
+        raise UnknownProfileError(_describe_unknown(name, profiles))
+    accelerator = _accelerator(service.spec["accelerator"], profile)
+    template = _pod_template(service.pod_template, profile)
+    return replace(
+        service,
+        accelerator=replace(
+            service.accelerator,
+            resource_name=accelerator["resourceName"],
+            node_selector=accelerator["nodeSelector"],
+        ),
+        pod_template=template,
+        gpu_memory=accelerator.get("memory", ""),
+        spec={**service.spec, "accelerator": accelerator, "podTemplate": template},
+    )
+
+
+def _accelerator(given: Mapping[str, Any], profile: AcceleratorProfile) -> dict[str, Any]:
+    """Return `spec.accelerator` with the values of a profile."""
+    chosen = given["resourceName"] != DEFAULT_RESOURCE or not profile.resource_name
+    return {
+        **({"memory": profile.memory} if profile.memory else {}),
+        **given,
+        "resourceName": given["resourceName"] if chosen else profile.resource_name,
+        "nodeSelector": {**profile.node_selector, **given["nodeSelector"]},
+    }
+
+
+def _pod_template(given: Mapping[str, Any], profile: AcceleratorProfile) -> dict[str, Any]:
+    """Return `spec.podTemplate` with the values of a profile."""
+    own = list(given["tolerations"])
+    added = [msgspec.to_builtins(toleration) for toleration in profile.tolerations]
+    return {
+        **({"runtimeClassName": profile.runtime_class_name} if profile.runtime_class_name else {}),
+        **given,
+        "tolerations": [*own, *(toleration for toleration in added if toleration not in own)],
+    }
+
+
+def _describe_unknown(name: str, profiles: Profiles) -> str:
+    known = sorted(profiles)
+    listed = ", ".join(known[:MAX_LISTED]) + (", ..." if len(known) > MAX_LISTED else "")
+    have = f"the operator has the profiles {listed}" if known else "the operator has no profiles"
+    return (
+        f"spec.accelerator.profile: there is no accelerator profile {name}; {have}: correct the name, or add "
+        "the profile to acceleratorProfiles in the values of the operator's chart"
+    )
