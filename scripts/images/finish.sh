@@ -17,6 +17,8 @@ done
 mkdir -p /opt/mizzen/share/sbom
 /opt/build/bin/cyclonedx-py environment --pyproject pyproject.toml --mc-type application \
   --output-reproducible --output-format JSON --output-file "/opt/mizzen/share/sbom/mizzen-$name.cdx.json" /opt/mizzen/bin/python
+packages=/opt/mizzen/share/debian-packages.json
+test ! -e $packages || python scripts/images/add_packages.py "/opt/mizzen/share/sbom/mizzen-$name.cdx.json" $packages
 site=$(/opt/mizzen/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 /opt/mizzen/bin/python scripts/images/licenses.py "$site" /opt/mizzen/share/licenses
 /opt/mizzen/bin/python scripts/images/slim.py "$site"

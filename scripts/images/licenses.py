@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collect the license texts of all installed Python distributions, as their licenses require of an image.
 
-Writes one folder per distribution, and `index.txt`: names, versions, licenses and numbers of texts.
+Writes one folder per distribution, and `index.txt`: names, versions, licenses and numbers of texts. The index
+also lists the Debian packages whose files the compiler of the image needs.
 
     python licenses.py /opt/mizzen/lib/python3.12/site-packages /opt/mizzen/share/licenses
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -56,11 +58,20 @@ def collect(site: Path, target: Path) -> list[str]:
     return lines
 
 
+def list_debian(packages: Path) -> list[str]:
+    """Return the index lines of the Debian packages in a file; install_compiler.py has copied their texts."""
+    if not packages.is_file():
+        return []
+    versions = json.loads(packages.read_text(encoding="utf-8"))
+    return [f"{name} {version}\tsee its text\t1" for name, version in versions.items()]
+
+
 def main() -> None:
     site, target = Path(sys.argv[1]), Path(sys.argv[2])
     target.mkdir(parents=True, exist_ok=True)
+    debian = list_debian(target.parent / "debian-packages.json")
     lines = collect(site, target)
-    (target / "index.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    (target / "index.txt").write_text("".join(f"{line}\n" for line in lines + debian), encoding="utf-8")
     print(f"{target}: licenses of {len(lines)} distributions")
 
 

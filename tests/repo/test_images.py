@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec  # noqa: F401  # its module is an example of a library
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -131,19 +134,79 @@ def test_the_wheel_stage_copies_everything_that_the_build_reads() -> None:
     assert not [name for name in copied if not any(entry.startswith(name) for entry in seen)]
 
 
-def test_the_fake_compiler_only_copies_the_prebuilt_module(tmp_path: Path) -> None:
-    (tmp_path / "cc").write_text((IMAGES / "cc.sh").read_text())
-    (tmp_path / "cuda_utils.c").write_text("int a;")
-    (tmp_path / "cuda_utils.so").write_bytes(b"module")
-    requested = tmp_path / "requested.c"
-    requested.write_text("int a;")
-    command = ["sh", str(tmp_path / "cc"), str(requested), "-O3", "-shared", "-o", str(tmp_path / "out.so")]
-    assert subprocess.run(command, check=False).returncode == 0
-    assert (tmp_path / "out.so").read_bytes() == b"module"
-    requested.write_text("int b;")
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def compiler(tmp_path: Path) -> Path:
+    """The compiler of the engine image, where TCC prints its arguments and writes the library `module.so`."""
+    home = tmp_path / "libexec/tcc"
+    for name in ("lib/libcuda.so.1", "include/search.txt", "libtcc1.a"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("python\nusr/include\n" if name.endswith("txt") else "")
+    module = Path(sys.modules["msgspec._core"].__file__ or "").read_bytes()
+    (tmp_path / "module.so").write_bytes(drop_stack_header(module))
+    (home / "tcc").write_text(f'#!/bin/sh\necho "$@"\ncp {tmp_path}/module.so {tmp_path}/out.so\n')
+    (home / "tcc").chmod(0o755)
+    (tmp_path / "libexec/cc").write_text((IMAGES / "cc.py").read_text())
+    return tmp_path / "libexec/cc"
+
+
+def stack_headers(library: bytes) -> list[int]:
+    """Return the offsets of the program headers PT_GNU_STACK of an ELF file."""
+    (table,), (size, count) = struct.unpack_from("<Q", library, 32), struct.unpack_from("<HH", library, 54)
+    offsets = range(table, table + size * count, size)
+    return [offset for offset in offsets if struct.unpack_from("<I", library, offset)[0] == 0x6474E551]
+
+
+def drop_stack_header(library: bytes) -> bytes:
+    """Return an ELF file without PT_GNU_STACK, like those of TCC."""
+    changed = bytearray(library)
+    for offset in stack_headers(library):
+        struct.pack_into("<I", changed, offset, 0)
+    return bytes(changed)
+
+
+def test_the_compiler_of_the_engine_image_reads_only_its_own_files(compiler: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-IS", str(compiler), "module.c", "-O3", "-I/folder", "-l:libcuda.so.1"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    home = tmp_path / "libexec/tcc"
+    search = f"-isystem{home}/include/python -isystem{home}/include/usr/include"
+    library = f"module.c -O3 -I/folder {home}/lib/libcuda.so.1 {home}/libtcc1.a"
+    assert shown.stdout == f"-B{home} -nostdlib -nostdinc {search} {library}\n"
+    refused = subprocess.run([*command, "-lm"], capture_output=True, text=True, check=False)
     assert refused.returncode == 1
-    assert "no C compiler" in refused.stderr
+    assert refused.stderr.startswith("cc: -lm: the image has only a compiler for modules of Triton")
+
+
+def test_modules_of_the_engine_image_forbid_an_executable_stack(compiler: Path, tmp_path: Path) -> None:
+    module = tmp_path / "out.so"
+    command = [sys.executable, "-IS", str(compiler), "module.c", "-shared", "-o", str(module)]
+    assert not stack_headers((tmp_path / "module.so").read_bytes())
+    subprocess.run(command, capture_output=True, check=True)
+    [header] = stack_headers(module.read_bytes())
+    assert struct.unpack_from("<I", module.read_bytes(), header + 4) == (6,)  # readable and writable
+    load = f"import ctypes; assert ctypes.PyDLL({str(module)!r}).PyInit__core"
+    subprocess.run([sys.executable, "-c", load], check=True)
+
+
+def test_the_engine_image_depends_on_the_check_of_its_compiler() -> None:
+    stages = (ROOT / "Dockerfile.worker").read_text().split("\nFROM ")
+    [check] = [stage for stage in stages if stage.startswith("rootfs AS launchers")]
+    assert check.index("USER 10001:10001") < check.index("check_launchers.py > /tmp/launchers.txt")
+    [engine] = [stage for stage in stages if stage.startswith("runtime AS engine\n")]
+    assert "COPY --from=launchers /tmp/launchers.txt" in engine
+    for stage in (check, engine):
+        assert "CC=/opt/mizzen/libexec/cc" in stage
+
+
+def test_the_bill_of_materials_and_the_licenses_list_debian_packages(tmp_path: Path) -> None:
+    bill, packages = tmp_path / "mizzen.cdx.json", tmp_path / "debian-packages.json"
+    bill.write_text('{"components": [{"name": "one"}]}')
+    packages.write_text('{"tcc": "0.9+git-2"}')
+    assert script("add_packages.py", str(bill), str(packages)).returncode == 0
+    first, second = json.loads(bill.read_text())["components"]
+    assert (first["name"], second["name"], second["version"]) == ("one", "tcc", "0.9+git-2")
+    assert second["purl"] == "pkg:deb/debian/tcc@0.9%2Bgit-2?arch=amd64"
+    assert script("licenses.py", str(tmp_path / "none"), str(tmp_path / "licenses")).returncode == 0
+    assert (tmp_path / "licenses/index.txt").read_text() == "tcc 0.9+git-2\tsee its text\t1\n"
 
 
 def test_final_image_stages_only_copy_files() -> None:
