@@ -75,7 +75,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"acceleratorProfiles": {"h100": {"resourceName": "gpu"}}},
         "at '/acceleratorProfiles/h100/resourceName'",
     ),
-    ({"acceleratorProfiles": {"H100": {}}}, "at '/acceleratorProfiles': invalid propertyName 'H100'"),
+    ({"acceleratorProfiles": {"H100": {}}}, "'H100' does not match pattern"),
     ({"monitor": True}, "additional properties 'monitor' not allowed"),
 ]
 

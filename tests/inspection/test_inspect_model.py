@@ -350,7 +350,15 @@ def test_an_invalid_config_of_a_remote_model_is_an_error(content: bytes) -> None
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [("h100", 79.1), ("H200", 139.8), ("NVIDIA-L4", 22.0), ("24", 24), ("24GiB", 24), ("79.5 GiB", 79.5)],
+    [
+        ("h100", 79.1),
+        ("H200", 139.8),
+        ("NVIDIA-L4", 22.0),
+        ("24", 24),
+        ("24GiB", 24),
+        ("79.5 GiB", 79.5),
+        ("512Mi", 0.5),
+    ],
 )
 def test_a_gpu_is_a_name_or_a_size(name: str, size: float) -> None:
     assert gpu_bytes(name) == int(size * GIB)

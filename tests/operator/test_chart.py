@@ -73,7 +73,7 @@ def lacking(ours: Any, helms: Any, path: str) -> list[str]:
             **IMAGES,
             "acceleratorProfiles": {
                 "mig": {"resourceName": "nvidia.com/mig-3g.40gb", "memory": "39Gi"},
-                "h100": {"tolerations": [{"key": "a", "value": "<&>", "tolerationSeconds": 3600}]},
+                "h100": {"tolerations": [{"key": "a", "effect": "NoExecute", "tolerationSeconds": 3600}]},
             },
         },
     ],

@@ -25,25 +25,54 @@ not choose a resource.
 MAX_LISTED = 20
 """Maximum number of profiles that a message lists."""
 
-_NAME = r"^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$"
-_RESOURCE = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
-_MEMORY = r"^[1-9][0-9]*[MG]i$"
+_LABEL_VALUE = "([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
+_LABEL_KEY = "([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+
+
+def _text(pattern: str, max_length: int = 317) -> msgspec.Meta:
+    return msgspec.Meta(pattern=f"^{pattern}$", max_length=max_length)
+
+
+_Name = Annotated[str, _text("[a-z0-9]([-a-z0-9.]*[a-z0-9])?", 63)]
+_Resource = Annotated[
+    str, _text("[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", 253)
+]
+_Memory = Annotated[str, _text("[1-9][0-9]*[MG]i", 16)]
+_LabelKey = Annotated[str, _text(_LABEL_KEY)]
+_RuntimeClass = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+_LabelValue = Annotated[str, _text(_LABEL_VALUE)]
 
 
 class UnknownProfileError(ValueError):
-    """A service names a profile that the operator does not have; the message lists the operator's profiles."""
+    """A service names a profile that the operator does not have; the message lists the profiles it has."""
 
 
 class ProfileToleration(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True
 ):
-    """A toleration of Kubernetes, with the fields of `spec.podTemplate.tolerations`."""
+    """A toleration of Kubernetes, with the fields of `spec.podTemplate.tolerations`.
 
-    key: Annotated[str, msgspec.Meta(max_length=317)] = ""
+    The API server rejects pods with an invalid toleration, so it must not be in a profile.
+    """
+
+    key: Annotated[str, _text(f"({_LABEL_KEY})?")] = ""
     operator: Literal["Equal", "Exists", "Lt", "Gt"] = "Equal"
-    value: Annotated[str, msgspec.Meta(max_length=63)] = ""
+    value: _LabelValue = ""
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
     toleration_seconds: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check fields that depend on each other.
+
+        Raises:
+            ValueError: the API server would reject the toleration.
+        """
+        if not self.key and self.operator != "Exists":
+            raise ValueError("a toleration without key requires operator Exists")
+        if self.value and self.operator == "Exists":
+            raise ValueError("a toleration with operator Exists must not have a value")
+        if self.toleration_seconds is not None and self.effect != "NoExecute":
+            raise ValueError("tolerationSeconds requires effect NoExecute")
 
 
 class AcceleratorProfile(
@@ -59,16 +88,15 @@ class AcceleratorProfile(
         runtime_class_name: RuntimeClass of the pods.
     """
 
-    resource_name: Annotated[str, msgspec.Meta(pattern=_RESOURCE, max_length=253)] = ""
-    node_selector: dict[str, Annotated[str, msgspec.Meta(max_length=63)]] = {}
+    resource_name: _Resource = ""
+    node_selector: dict[_LabelKey, _LabelValue] = {}
     tolerations: tuple[ProfileToleration, ...] = ()
-    memory: Annotated[str, msgspec.Meta(pattern=_MEMORY, max_length=16)] = ""
-    runtime_class_name: Annotated[str, msgspec.Meta(max_length=253)] = ""
+    memory: _Memory = ""
+    runtime_class_name: _RuntimeClass = ""
 
 
 Profiles = Mapping[str, AcceleratorProfile]
 """Profiles by name."""
-_Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
 
 
 def parse_profiles(text: str) -> Profiles:
@@ -108,7 +136,7 @@ def apply_profile(service: InferenceService, profiles: Profiles) -> InferenceSer
         UnknownProfileError: the service names a profile that is not in `profiles`.
     """
     name = service.profile
-    if not name or service.engine.device == "CPU":
+    if not name:
         return service
     profile = profiles.get(name)
     if profile is None:
@@ -124,6 +152,9 @@ def apply_profile(service: InferenceService, profiles: Profiles) -> InferenceSer
         ),
         pod_template=template,
         gpu_memory=accelerator.get("memory", ""),
+        gpu_memory_field=service.gpu_memory_field
+        if service.gpu_memory
+        else f"acceleratorProfiles.{name}.memory",
         spec={**service.spec, "accelerator": accelerator, "podTemplate": template},
     )
 

@@ -4,8 +4,9 @@
 The check computes a lower bound of the memory that each rank needs: the rank's share of the weights, and a
 little for activations, CUDA graphs and one KV page. If a model fails the check, it can never start, so no
 pods are created. A model that passes may still be too large; the engine then reports this when it starts.
-Nothing is checked unless the spec declares the GPU's memory, and the number of parameters is declared or
-known from the fetched model. `mizzen inspect` says the same about a model before it is deployed.
+Nothing is checked unless the spec or its accelerator profile declares the GPU's memory, and the number of
+parameters is declared or known from the fetched model. `mizzen inspect` says the same about a model before
+it is deployed.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def check_gpu_memory(service: InferenceService, parameters: int = 0, dtype: str 
         dtype: data type of the fetched weights; empty if it is unknown.
 
     Returns:
-        The result; None if the number of parameters is unknown, the spec lacks the GPU's memory, or the
+        The result; None if the number of parameters is unknown, the GPU's memory is not declared, or the
         engine runs on the CPU.
     """
     if not ((parameters or service.parameters) and service.gpu_memory) or service.engine.device == "CPU":
@@ -69,13 +70,18 @@ def check_gpu_memory(service: InferenceService, parameters: int = 0, dtype: str 
     figures = (
         f"{shown} parameters on {service.tensor} {'GPU' if service.tensor == 1 else 'GPUs'} need at least "
         f"{_format_gib(needed)} of each, and may use {_format_gib(available)}: "
-        f"{service.engine.memory_fraction} of {service.gpu_memory}"
+        f"{service.engine.memory_fraction} of {service.gpu_memory}{_origin(service)}"
     )
     if needed <= available:
         return MemoryCheck(True, figures)
-    wrong = "spec.model.parameters or spec.accelerator.memory" if declared else "spec.accelerator.memory"
+    wrong = f"{'spec.model.parameters or ' if declared else ''}{service.gpu_memory_field}"
     advice = f"raise spec.parallelism.tensor, or correct {wrong}"
     return MemoryCheck(False, f"{figures}; {advice}; {ONE_GPU}")
+
+
+def _origin(service: InferenceService) -> str:
+    """Return where the memory is declared, in brackets; empty if it is the service's own field."""
+    return "" if service.gpu_memory_field.startswith("spec.") else f" ({service.gpu_memory_field})"
 
 
 def _format_gib(size: float) -> str:

@@ -105,7 +105,7 @@ def _parse(body: Mapping[str, Any]) -> InferenceService:
         network_policy=spec["networkPolicy"] == "Enabled",
         parameters=model.get("parameters", ""),
         gpu_memory=spec["accelerator"].get("memory", ""),
-        profile=spec["accelerator"].get("profile", ""),
+        profile="" if engine["device"] == "CPU" else spec["accelerator"].get("profile", ""),
         rotate_keys=meta.get("annotations", {}).get(labels.ROTATE_KEYS, ""),
         pods=tensor // spec["accelerator"].get("perPod", tensor),
         topology_key=spec["parallelism"].get("topologyKey", ""),

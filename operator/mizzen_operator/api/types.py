@@ -301,9 +301,11 @@ class InferenceService:
     parameters: str = ""
     """`spec.model.parameters`; empty if it is not declared."""
     gpu_memory: str = ""
-    """`spec.accelerator.memory`; empty if it is not declared."""
+    """Memory of one GPU, such as `80Gi`; empty if it is not declared."""
+    gpu_memory_field: str = "spec.accelerator.memory"
+    """Field of the spec, or value of the operator's chart, that declares the memory of a GPU."""
     profile: str = ""
-    """`spec.accelerator.profile`; empty if the spec does not name one."""
+    """`spec.accelerator.profile`; empty if the spec does not name one, or if the engine runs on the CPU."""
     rotate_keys: str = ""
     """Value of the service's annotation mizzen.dev/rotate-keys; empty if it is not set."""
     pods: int = 1

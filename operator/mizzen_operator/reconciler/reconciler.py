@@ -18,7 +18,13 @@ from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.parse import InvalidServiceError, parse_service
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.gateway.api_key_secrets import GatewayKey
-from mizzen_operator.kube.errors import BlockingReason, KubeError, describe_error, namespace_terminating
+from mizzen_operator.kube.errors import (
+    BlockingReason,
+    KubeError,
+    Refused,
+    describe_error,
+    namespace_terminating,
+)
 from mizzen_operator.kube.refs import ObjectRef
 from mizzen_operator.kube.store import ObjectName
 from mizzen_operator.reconciler.collaborators import Collaborators
@@ -101,10 +107,10 @@ class Reconciler:
             service = apply_profile(service, self._profiles)
         except UnknownProfileError as error:
             failure = BlockingReason(reasons.PROFILE_MISSING, str(error))
-            recorded = await self._collaborators.revisions.restore_newest(service)
-            if recorded is None:
+            last = await self._restore_last_revision(service)
+            if last is None:
                 return await self._reconcile_degraded(key, body, failure)
-            service = recorded  # the groups run on, and everything that is not in the record is applied
+            service = last
         try:
             result = await self._service_reconciler.reconcile(key, service, failure)
         except (KubeError, OSError):
@@ -113,6 +119,21 @@ class Reconciler:
             logger.exception("%s/%s: unexpected error", *key)
             return await self._reconcile_degraded(key, body, _operator_error(error))
         return self._handle_terminating_namespace(key, service, result)
+
+    async def _restore_last_revision(self, service: InferenceService) -> InferenceService | None:
+        """Return a service with the engine's fields of the revision in its status; other fields stay.
+
+        Returns None if the service has no revision yet, or if its ControllerRevision is lost or unreadable.
+
+        Raises:
+            KubeError: the API server failed.
+        """
+        revision = service.status.get("updateRevision", "")
+        try:
+            return await self._collaborators.revisions.restore(service, revision) if revision else None
+        except Refused as error:
+            logger.warning("%s/%s: %s", service.namespace, service.name, error)
+            return None
 
     def _handle_terminating_namespace(
         self, key: ServiceKey, service: InferenceService, result: ReconcileResult

@@ -119,20 +119,6 @@ class Revisions:
                 reasons.REVISION_UNREADABLE, f"revision {revision} cannot be created again: {error}"
             ) from error
 
-    async def restore_newest(self, service: InferenceService) -> InferenceService | None:
-        """Return the service with the spec of its newest recorded revision; None if none can be restored.
-
-        Raises:
-            KubeError: the API server failed.
-        """
-        uid, records = self._recorded.get(ServiceKey(service.namespace, service.name), ("", {}))
-        newest = _newest(records if uid == service.uid else await self._list(service))
-        try:
-            return await self.restore(service, newest) if newest else None
-        except Refused as error:
-            logger.warning("%s/%s: %s", service.namespace, service.name, error)
-            return None
-
     def _ref(self, service: InferenceService, revision: str) -> ObjectRef:
         return ObjectRef(KIND, service.namespace, child_names.controller_revision(service.name, revision))
 

@@ -18,10 +18,10 @@ def explain_unschedulable(service: InferenceService, message: str) -> str:
         service: the service.
         message: the scheduler's message.
     """
-    accelerator = service.accelerator
+    accelerator, resource = service.accelerator, _with_profile(service, "spec.accelerator.resourceName")
     advice = [
-        f"a pod requests {accelerator.per_pod} of spec.accelerator.resourceName ({name}): free or add such "
-        "devices, or correct spec.accelerator.resourceName, perPod or spec.parallelism.tensor"
+        f"a pod requests {accelerator.per_pod} of {resource} ({name}): free or add such devices, or correct "
+        "spec.accelerator.resourceName, perPod or spec.parallelism.tensor"
         if name == accelerator.resource_name
         else _describe_request(service, name)
         for name in dict.fromkeys(_INSUFFICIENT.findall(message))
@@ -39,14 +39,24 @@ def _describe_request(service: InferenceService, name: str) -> str:
 
 def _describe_selector(service: InferenceService) -> str:
     labels = ", ".join(f"{name}={value}" for name, value in service.accelerator.node_selector.items())
-    selector = f"spec.accelerator.nodeSelector ({labels})" if labels else ""
+    field = _with_profile(service, "spec.accelerator.nodeSelector")
+    selector = f"{field} ({labels})" if labels else ""
     affinity = "spec.podTemplate.affinity" if service.pod_template.get("affinity") else ""
     fields = " and ".join(filter(None, (selector, affinity)))
     return f"{fields} must match the labels of a node" if fields else ""
 
 
+def _describe_tolerations(service: InferenceService) -> str:
+    return f"{_with_profile(service, 'spec.podTemplate.tolerations')} can tolerate the taint"
+
+
+def _with_profile(service: InferenceService, field: str) -> str:
+    """Return the name of a field, and the accelerator profile if it may set the field's value."""
+    return f"{field} or the accelerator profile {service.profile}" if service.profile else field
+
+
 _FIELDS: tuple[tuple[str, Callable[[InferenceService], str]], ...] = (
     ("didn't match Pod's node affinity/selector", _describe_selector),
-    ("untolerated taint", lambda _: "spec.podTemplate.tolerations can tolerate the taint"),
+    ("untolerated taint", _describe_tolerations),
 )
 """Parts of the scheduler's message, and functions that return the advice for each."""

@@ -115,9 +115,11 @@ def test_a_recorded_revision_keeps_the_values_of_its_profile() -> None:
 def test_the_fit_check_uses_the_memory_of_the_profile() -> None:
     model = {**SPEC["model"], "parameters": "70B"}
     fit = check_gpu_memory(applied(model=model))
-    assert fit is not None and not fit.fits and "0.9 of 80Gi" in fit.message
+    assert fit is not None and not fit.fits
+    assert "0.9 of 80Gi (acceleratorProfiles.h100.memory);" in fit.message
+    assert "or correct spec.model.parameters or acceleratorProfiles.h100.memory;" in fit.message
     fit = check_gpu_memory(applied(model=model, accelerator={"memory": "192Gi"}))
-    assert fit is not None and fit.fits and "0.9 of 192Gi" in fit.message
+    assert fit is not None and fit.fits and fit.message.endswith("0.9 of 192Gi")
 
 
 def test_an_unknown_profile_is_reported_with_the_known_ones() -> None:
@@ -147,7 +149,18 @@ def test_an_unknown_profile_is_reported_with_the_known_ones() -> None:
         ('{"h100": {"resourceName": "gpu"}}', "at `$.resourceName`"),
         ('{"h100": {"nodeSelector": {"a": true}}}', "Expected `str`, got `bool` - at `$.nodeSelector[...]`"),
         ('{"h100": {"tolerations": [{"op": "Exists"}]}}', "unknown field `op` - at `$.tolerations[0]`"),
+        ('{"h100": {"nodeSelector": {"a b": "c"}}}', "Expected `str` matching regex"),
         ('{"h100": {"tolerations": [{"operator": "In"}]}}', "at `$.tolerations[0].operator`"),
+        ('{"h100": {"tolerations": [{"key": "a b"}]}}', "at `$.tolerations[0].key`"),
+        ('{"h100": {"tolerations": [{"value": "a"}]}}', "a toleration without key requires operator Exists"),
+        (
+            '{"h100": {"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}}',
+            "a toleration with operator Exists must not have a value",
+        ),
+        (
+            '{"h100": {"tolerations": [{"key": "a", "tolerationSeconds": 5}]}}',
+            "tolerationSeconds requires effect NoExecute",
+        ),
     ],
 )
 def test_an_invalid_profile_is_refused_by_its_name(text: str, words: str) -> None:

@@ -106,6 +106,7 @@ def test_numbers_of_parameters_are_formatted_as_by_mizzen_inspect(count: int) ->
     service: Any = SimpleNamespace(
         parameters="",
         gpu_memory="1Gi",
+        gpu_memory_field="spec.accelerator.memory",
         tensor=1,
         model=SimpleNamespace(dtype="Auto"),
         engine=SimpleNamespace(device="CUDA", memory_fraction="0.90"),
@@ -174,6 +175,7 @@ def test_more_gpus_never_turn_a_fit_into_a_misfit(count: int, unit: str, size: i
         service: Any = SimpleNamespace(
             parameters=f"{count}{unit}",
             gpu_memory=f"{size}{scale}",
+            gpu_memory_field="spec.accelerator.memory",
             tensor=tensor,
             model=SimpleNamespace(dtype="Auto"),
             engine=SimpleNamespace(device="CUDA", memory_fraction="0.90"),

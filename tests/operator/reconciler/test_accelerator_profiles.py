@@ -12,6 +12,7 @@ import pytest
 
 from live_service import Service
 from marks import CONTROL_PLANE
+from mizzen_operator.kube.refs import ObjectRef
 
 pytestmark = CONTROL_PLANE
 TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
@@ -74,6 +75,9 @@ def test_services_follow_their_profile_and_keep_their_revision_without_it(
     assert {pod["metadata"]["labels"]["mizzen.dev/revision"] for pod in demo.pods()} == {revision}
     assert len({json.dumps(pod_fields(pod)) for pod in demo.pods()}) == 1
     assert demo.condition("Available")["status"] == "True"
+    api.request("DELETE", f"{ObjectRef('Pod', namespace).path()}/{first}")
+    demo.eventually(lambda: first not in demo.live() and demo.status()["availableReplicas"] == 2)
+    assert {pod["metadata"]["labels"]["mizzen.dev/revision"] for pod in demo.pods()} == {revision}
     demo.patch(replicas=1, engine={"pageSize": 16})
 
     operate(mig={**MIG, "memory": "40Gi"})  # its memory is not part of the revision
@@ -87,6 +91,27 @@ def test_services_follow_their_profile_and_keep_their_revision_without_it(
     demo.settle(1)
     assert pod_fields(demo.pods()[0]) == ("nvidia.com/mig-3g.40gb", {"gpu": "h200", "zone": "b"}, True)
     assert demo.status()["updateRevision"] == demo.status()["currentRevision"] != revision
+
+
+def test_groups_stay_without_a_profile_and_without_a_record(
+    operate: Callable[..., None], live_service: Callable[..., Service], api: Any, namespace: str
+) -> None:
+    """If the ControllerRevision is lost as well, the operator changes nothing until the profile is back."""
+    operate(mig=MIG)
+    demo = live_service(**GROUP)
+    demo.settle(1)
+    before = demo.live()
+    [record] = api.list("ControllerRevision", namespace)
+    api.delete("ControllerRevision", namespace, record["metadata"]["name"])
+    operate()
+    demo.eventually(lambda: demo.condition("Failed")["reason"] == "ProfileMissing")
+    demo.patch(replicas=2)
+    demo.eventually(lambda: demo.status()["observedGeneration"] == demo.body()["metadata"]["generation"])
+    assert demo.live() == before
+    assert not api.list("ControllerRevision", namespace)
+    operate(mig=MIG)
+    demo.settle(2)
+    assert before[0] in demo.live()
 
 
 def test_a_new_service_waits_for_its_profile(

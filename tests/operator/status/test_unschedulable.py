@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mizzen_operator.status.conditions import build_conditions
+from mizzen_operator.status.unschedulable import explain_unschedulable
 from service_kit import GOOD, SERVING, SPEC, service
 
 
@@ -46,3 +47,28 @@ def test_an_unschedulable_pod_names_the_fields(message: str, expected: str) -> N
     assert found["Failed"].message == (
         "the spec is accepted, but no node fits a pod: see the condition Scheduled"
     )
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (
+            "3 Insufficient nvidia.com/gpu.",
+            "a pod requests 1 of spec.accelerator.resourceName or the accelerator profile large "
+            "(nvidia.com/gpu): free or add such devices, or correct spec.accelerator.resourceName, perPod or "
+            "spec.parallelism.tensor",
+        ),
+        (
+            "3 node(s) didn't match Pod's node affinity/selector",
+            "spec.accelerator.nodeSelector or the accelerator profile large (gpu=h100) must match the labels "
+            "of a node",
+        ),
+        (
+            "1 node(s) had untolerated taint {gpu: }",
+            "spec.podTemplate.tolerations or the accelerator profile large can tolerate the taint",
+        ),
+    ],
+)
+def test_an_unschedulable_pod_names_the_accelerator_profile(message: str, expected: str) -> None:
+    accelerator = {"resourceName": "nvidia.com/gpu", "nodeSelector": {"gpu": "h100"}, "profile": "large"}
+    assert explain_unschedulable(service(accelerator=accelerator), message) == f"{message}; {expected}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 GPUS: dict[str, float] = {
     "a10": 22.0,
     "a100": 79.2,
@@ -21,11 +21,14 @@ GPUS: dict[str, float] = {
     "rtx-a6000": 47.4,
 }
 """Memory in GiB that CUDA reports for a GPU: a little less than its nominal size."""
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:gib?|g)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(gib?|g|mib?)?", re.IGNORECASE)
 
 
 def gpu_bytes(name: str) -> int:
-    """Return the memory of a GPU in bytes; `name` is a key of `GPUS`, or a size in GiB such as "24GiB".
+    """Return the memory of a GPU in bytes.
+
+    Args:
+        name: a key of `GPUS`, a size in GiB such as "24" or "24GiB", or a size in MiB such as "9856Mi".
 
     Raises:
         ValueError: the name is unknown, and not a size.
@@ -36,4 +39,4 @@ def gpu_bytes(name: str) -> int:
     match = _SIZE.fullmatch(key)
     if match is None or not float(match[1]):
         raise ValueError(f"must be a size in GiB, such as 24, or one of {', '.join(GPUS)}, not {name!r}")
-    return int(float(match[1]) * GIB)
+    return int(float(match[1]) * (MIB if (match[2] or "").startswith("m") else GIB))
