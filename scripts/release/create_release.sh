@@ -7,5 +7,5 @@ tag=$1 folder=$2
 for name in notes/notes.md python chart; do
   test -e "$folder/$name" || { echo "$folder/$name is missing" >&2; exit 1; }
 done
-find "$folder" -type f ! -path "$folder/notes/*" ! -path "$folder/chart/digest" -exec \
+find "$folder" -type f ! -path "$folder/notes/*" ! -path "$folder/chart/*.digest" -exec \
   gh release create "$tag" --verify-tag --title "Mizzen ${tag#v}" --notes-file "$folder/notes/notes.md" {} +

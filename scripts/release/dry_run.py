@@ -5,7 +5,7 @@
     make release-dry-run OUT=/tmp/release DRY_RUN="--builder buildah --target gateway"
 
 Images are built if docker or buildah is installed. If crane is installed, it runs a registry on the loopback
-address, to which images and chart are pushed and where they are signed. Without cosign, nothing is signed.
+address, to which images and charts are pushed and where they are signed. Without cosign, nothing is signed.
 The last lines say what was left out, and list each artifact with its size.
 """
 
@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from build_images import TARGETS
+from package_charts import CHARTS
 from set_version import read_version
 
 HERE = Path(__file__).resolve().parent
@@ -66,8 +67,8 @@ class DryRun:
             self.step("release notes", self.write_notes)
             self.step("wheel and source distribution", lambda: script("build_dist.py", self.out / "python"))
             self.step("wheel in a new environment", self.install_wheel)
-            chart = ["--registry", registry, "--out", self.out / "chart", *push]
-            self.step("chart", lambda: script("package_chart.py", *chart))
+            charts = ["--registry", registry, "--out", self.out / "chart", *push]
+            self.step("charts", lambda: script("package_charts.py", *charts))
             self.step("docs", lambda: script("build_docs.py", self.out / "docs", "--alias", "latest"))
             self.build_images(registry, push)
             if shutil.which("cosign"):
@@ -111,15 +112,16 @@ class DryRun:
             self.step(f"image {target}", lambda command=command: script("build_images.py", *command))
 
     def sign(self, registry: str) -> None:
-        """Sign and verify files and, with a registry, images and the chart in it."""
+        """Sign and verify files and, with a registry, images and the charts in it."""
         os.environ["COSIGN_PASSWORD"] = "of a key that is used once"
         run("cosign", "generate-key-pair", "--output-key-prefix", self.out / "key")
         images = self.out / "images"
         what: list[str | Path] = [self.out / "python", *(self.out / "chart").glob("*.tgz")]
         what += images.glob("*.provenance.json")
         if registry:
-            digest = (self.out / "chart/digest").read_text().strip()
-            what.append(f"{registry}/charts/mizzen@{digest}")
+            for name in CHARTS:
+                digest = (self.out / f"chart/{name}.digest").read_text().strip()
+                what.append(f"{registry}/charts/{name}@{digest}")
             what += [path for path in images.glob("*.json") if path.stem in TARGETS]
         http = ["--plain-http"] if registry else []
         script("sign.py", "sign", "--key", self.out / "key.key", *http, *what)

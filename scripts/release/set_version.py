@@ -5,7 +5,7 @@
     python scripts/release/set_version.py 0.2.0    # set it
 
 The package's version is `__version__` in worker/mizzen/__init__.py, from which pyproject.toml takes it. The
-chart, the Dockerfile and commands in the documentation repeat it, because they are read without Python.
+charts, the Dockerfile and commands in the documentation repeat it, because they are read without Python.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 NUMBER = r"\d+\.\d+\.\d+"
 SOURCE = "worker/mizzen/__init__.py"
+CHART = (r"^(version: )({number})$", r"^(appVersion: )({number})$")
 PLACES = {
     SOURCE: (r'^(__version__ = ")({number})"',),
-    "charts/mizzen/Chart.yaml": (r"^(version: )({number})$", r"^(appVersion: )({number})$"),
+    "charts/mizzen/Chart.yaml": CHART,
+    "charts/mizzen-models/Chart.yaml": CHART,
     "Dockerfile.worker": (r"^(ARG VERSION=)({number})$",),
 }
 """Patterns that must match in a file; the first group stays, the second is the version."""
@@ -32,7 +34,7 @@ IN_PAGES = (
     r"(\bmizzen/(?:engine-cpu|engine|gateway|operator):)({number})\b",
     r"(\bVERSION=)({number})\b",
     r"(/charts/mizzen\S* --version )({number})\b",
-    r"(\bmizzen-)({number})(?=\.tgz|\.tar\.gz|-py3)",
+    r"(\bmizzen(?:-models)?-)({number})(?=\.tgz|\.tar\.gz|-py3)",
 )
 """Patterns of the version in pages of the documentation, where they may match any number of times."""
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from pod_security import RESTRICTED
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/mizzen"
+CATALOG = ROOT / "charts/mizzen-models"
 STAND_INS = Path(__file__).parent / "crds"
 RENDERING = {"install", "template", "upgrade"}
 LONGEST_SECONDS = 240
@@ -35,13 +36,15 @@ class HelmError(Exception):
 class Helm:
     """Helm with a configuration of its own; without a kubeconfig it reaches no cluster.
 
-    Commands that render a chart get the value `images.registry`, which the chart requires; their own values
-    take precedence.
+    Commands that render a chart get the values `given`, by default `images.registry`, which the operator's chart
+    requires; their own values take precedence.
     """
 
     program: Path
     home: Path
     kubeconfig: Path | None = None
+    chart: Path = CHART
+    given: dict[str, Any] = field(default_factory=lambda: IMAGES)
 
     def __call__(self, *arguments: str | Path) -> str:
         """Run Helm and return its standard output.
@@ -56,9 +59,9 @@ class Helm:
         }
         verb, *rest = arguments
         if verb in RENDERING:
-            registry = self.home / "registry.yaml"
-            registry.write_text(yaml.safe_dump(IMAGES))
-            rest = ["--values", registry, *rest]
+            given = self.home / "given.yaml"
+            given.write_text(yaml.safe_dump(self.given))
+            rest = ["--values", given, *rest]
         run = subprocess.run(
             [self.program, verb, *rest],
             env=environment,
@@ -72,8 +75,8 @@ class Helm:
         return run.stdout
 
     def template(self, values: dict[str, Any] | None = None, *arguments: str) -> list[dict[str, Any]]:
-        """Return the manifests of the chart, rendered as release `sail` in namespace `harbour`."""
-        command = ["template", "sail", str(CHART), "--namespace", "harbour", *arguments]
+        """Return the manifests of `chart`, rendered as release `sail` in namespace `harbour`."""
+        command = ["template", "sail", str(self.chart), "--namespace", "harbour", *arguments]
         if values:
             file = self.home / "values.yaml"
             file.write_text(yaml.safe_dump(values))
@@ -85,6 +88,21 @@ class Helm:
 def offline(tmp_path_factory: pytest.TempPathFactory) -> Helm:
     """Helm without a cluster."""
     return Helm(helm_program.find_helm(), tmp_path_factory.mktemp("helm"))
+
+
+@pytest.fixture(scope="session")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    """Helm for the catalog's chart, without a cluster."""
+    home = tmp_path_factory.mktemp("catalog")
+    return Helm(helm_program.find_helm(), home, chart=CATALOG, given={})
+
+
+@pytest.fixture(scope="session")
+def catalog_services(catalog: Helm) -> dict[str, dict[str, Any]]:
+    """All InferenceServices of the catalog by name, rendered together."""
+    names = yaml.safe_load((CATALOG / "values.yaml").read_text())["catalog"]
+    manifests = catalog.template({"catalog": {name: {"enabled": True} for name in names}})
+    return {manifest["metadata"]["name"]: manifest for manifest in manifests}
 
 
 @pytest.fixture(scope="session")
