@@ -3,8 +3,8 @@
 
     python scripts/catalog_table.py
 
-The facts about models come from tests/inspection/known_models.json and tests/chart/catalog_models.json. A test
-checks that the page is up to date.
+The models' configurations come from tests/inspection/known_models.json and tests/chart/catalog_models.json.
+A test checks that the page is up to date.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import yaml
 from generated_pages import ROOT, read_page, replace_part, write_pages
 
 from mizzen.engine.config import EngineOptions
-from mizzen.inspection.gpus import GIB, GPUS, gpu_bytes
+from mizzen.inspection.gpus import GIB, gpu_bytes
 from mizzen.inspection.inspect_model import Inspection, inspect_model
 from mizzen.inspection.model_files import ModelFiles
 from mizzen.models.hf_fields import Fields
 
 PAGE = "docs/catalog.md"
 VALUES = "charts/mizzen-models/values.yaml"
-FACTS = ("tests/inspection/known_models.json", "tests/chart/catalog_models.json")
+CONFIGS = ("tests/inspection/known_models.json", "tests/chart/catalog_models.json")
 BEGIN = "<!-- scripts/catalog_table.py generates the table below -->"
 END = "<!-- end of the generated table -->"
 
@@ -66,13 +66,13 @@ def read_entries() -> Iterator[Entry]:
         )
 
 
-def read_facts() -> dict[str, Any]:
+def read_configs() -> dict[str, Any]:
     """Return the config.json of each known model, by its name on the hub."""
-    facts: dict[str, Any] = {}
-    for path in FACTS:
+    configs: dict[str, Any] = {}
+    for path in CONFIGS:
         models = json.loads((ROOT / path).read_text(encoding="utf-8"))
-        facts |= {name: model["config"] for name, model in models.items()}
-    return facts
+        configs |= {name: model["config"] for name, model in models.items()}
+    return configs
 
 
 def inspect(entry: Entry, config: dict[str, Any]) -> Inspection:
@@ -92,14 +92,14 @@ def inspect(entry: Entry, config: dict[str, Any]) -> Inspection:
 
 def table() -> Iterable[str]:
     """Yield the lines of the table of entries."""
-    facts = read_facts()
+    configs = read_configs()
     yield "| entry | model | GPUs | context (tokens) | weights | KV cache (tokens) | token |"
     yield "|---|---|---|---|---|---|---|"
     for entry in read_entries():
-        result = inspect(entry, facts[entry.model])
+        result = inspect(entry, configs[entry.model])
         [fit] = result.memory_fits
         yield (
-            f"| `{entry.name}` | `{entry.model}` | {entry.tensor} × {GPUS[entry.gpu]:g} GiB "
+            f"| `{entry.name}` | `{entry.model}` | {entry.tensor} × {entry.gpu.upper()} "
             f"| {entry.context or result.context_length:,} | {result.weight_bytes / GIB:.1f} GiB "
             f"| {fit.kv_tokens:,} | {'yes' if entry.token else ''} |"
         )

@@ -3,8 +3,9 @@
 
     python scripts/release/package_charts.py --registry registry.example.com/team --out dist/chart
 
-With `--push`, the packages are pushed to `oci://REGISTRY/charts`, and the file NAME.digest in the output folder
-has the digest of the chart NAME in the registry. The variable HELM names the program (`helm` by default).
+With `--push`, the packages are pushed to `oci://REGISTRY/charts`, and the file NAME.digest in the output
+folder has the digest of the chart NAME in the registry. The variable HELM names the program (`helm` by
+default).
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ UNSET = '  registry: ""\n'
 
 
 def write_chart(name: str, folder: Path, registry: str) -> None:
-    """Write a chart of a release to a folder: without symbolic links, and with a default registry if it has images.
+    """Write a chart of a release to a folder, without symbolic links.
+
+    The operator's chart, the only one with images, gets the registry as their default.
 
     Raises:
         ValueError: the registry is not a host with an optional path, or values.yaml does not have the line

@@ -36,8 +36,8 @@ class HelmError(Exception):
 class Helm:
     """Helm with a configuration of its own; without a kubeconfig it reaches no cluster.
 
-    Commands that render a chart get the values `given`, by default `images.registry`, which the operator's chart
-    requires; their own values take precedence.
+    Commands that render a chart get the values `given`, by default `images.registry`, which the operator's
+    chart requires; their own values take precedence.
     """
 
     program: Path

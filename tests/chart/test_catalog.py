@@ -53,8 +53,8 @@ def test_the_entries_of_a_model_agree_on_everything_but_the_gpus() -> None:
     models: dict[str, Any] = {}
     for entry in CATALOG.values():
         model = {key: value for key, value in entry["spec"]["model"].items() if key != "contextLength"}
-        facts = (model, entry["disk"], entry.get("token"))
-        assert models.setdefault(model["source"], facts) == facts
+        common = (model, entry["disk"], entry.get("token"))
+        assert models.setdefault(model["source"], common) == common
         assert model["aliases"] == [model["source"].removeprefix("hf://")]
 
 
@@ -195,7 +195,8 @@ def test_labels_and_annotations(catalog: Any) -> None:
 
 
 def test_a_misspelt_name_is_answered_with_all_names(catalog: Any) -> None:
-    with pytest.raises(Exception, match=r"catalog\.qwen3-8b: the catalog has no entry of this name") as refusal:
+    message = r"catalog\.qwen3-8b: the catalog has no entry of this name"
+    with pytest.raises(Exception, match=message) as refusal:
         catalog.template({"catalog": {"qwen3-8b": ON}})
     assert str(refusal.value).count(", ".join(sorted(CATALOG))) == 1
     assert "qwen3-8b," not in str(refusal.value)
@@ -249,7 +250,11 @@ def test_the_notes_name_the_next_commands(catalog: Any) -> None:
 
 
 def test_the_notes_name_the_secret_of_a_token(catalog: Any) -> None:
-    settings = ("catalog.llama-3-1-8b-h100.enabled=true", "hubToken.name=mine", "accelerators.h100.profile=null")
+    settings = (
+        "catalog.llama-3-1-8b-h100.enabled=true",
+        "hubToken.name=mine",
+        "accelerators.h100.profile=null",
+    )
     notes = show_notes(catalog, *settings)
     assert "The hub gives meta-llama/Llama-3.1-8B-Instruct only to accounts" in notes
     assert "kubectl create secret generic mine --namespace harbour --from-literal=token=hf_..." in notes

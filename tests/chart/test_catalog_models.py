@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +26,18 @@ from mizzen.inspection.model_files import ModelFiles
 from mizzen.models.hf_fields import Fields
 from mizzen.server.config import EngineConfig
 from mizzen_local.kubectl import Kubectl
+from mizzen_operator.api.accelerator_profiles import Profiles, apply_profile, parse_profiles
 from mizzen_operator.api.gpu_memory_check import check_gpu_memory
 from mizzen_operator.api.parse import parse_service
 from mizzen_operator.resources.engine_args import engine_arguments
 from mizzen_operator.resources.group_member import GroupMember
+from snippets import list_snippets
 
 OWN: dict[str, Any] = json.loads((Path(__file__).parent / "catalog_models.json").read_text())
 KNOWN: dict[str, Any] = json.loads((ROOT / "tests/inspection/known_models.json").read_text())
-CATALOG: dict[str, dict[str, Any]] = yaml.safe_load(
-    (ROOT / "charts/mizzen-models/values.yaml").read_text()
-)["catalog"]
+CATALOG: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "charts/mizzen-models/values.yaml").read_text())[
+    "catalog"
+]
 Services = dict[str, dict[str, Any]]
 
 
@@ -53,7 +54,7 @@ def inspect(entry: dict[str, Any], tensor: int, **options: Any) -> Inspection:
     return inspect_model(model_files(entry), config, tensors=(tensor,), gpu=gpu, memory=gpu_bytes(gpu))
 
 
-def test_the_facts_are_those_of_models_in_the_catalog() -> None:
+def test_the_configurations_belong_to_models_in_the_catalog() -> None:
     sources = {entry["spec"]["model"]["source"].removeprefix("hf://") for entry in CATALOG.values()}
     assert set(OWN) <= sources <= set(KNOWN | OWN)
     assert not set(OWN) & set(KNOWN)
@@ -84,7 +85,9 @@ def test_an_entry_is_served_and_two_full_requests_fit(name: str) -> None:
     assert 1.05 * result.weight_bytes + GIB < disk < 1.5 * result.weight_bytes + 10 * GIB
 
 
-@pytest.mark.parametrize("name", [name for name in CATALOG if "contextLength" in CATALOG[name]["spec"]["model"]])
+@pytest.mark.parametrize(
+    "name", [name for name in CATALOG if "contextLength" in CATALOG[name]["spec"]["model"]]
+)
 def test_a_context_is_limited_only_where_the_memory_requires_it(name: str) -> None:
     entry = CATALOG[name]
     tensor = entry["spec"].get("parallelism", {}).get("tensor", 1)
@@ -92,11 +95,23 @@ def test_a_context_is_limited_only_where_the_memory_requires_it(name: str) -> No
     assert entry["spec"]["model"]["contextLength"] > 0.5 * fit.kv_tokens / 2
 
 
+def documented_profiles() -> Profiles:
+    """Return the accelerator profiles of the example in docs/gpus.md."""
+    [example] = [
+        yaml.safe_load(snippet.text)["acceleratorProfiles"]
+        for snippet in list_snippets(ROOT / "docs/gpus.md")
+        if "acceleratorProfiles" in snippet.text
+    ]
+    return parse_profiles(json.dumps(example))
+
+
 def run_command_line(arguments: list[str]) -> EngineConfig:
     """Return the configuration of an engine that is started with these arguments."""
     group: Any = get_command(app)
     with group.commands["engine"].make_context("engine", arguments[1:]) as context:
-        values = {key: tuple(v) if isinstance(v, list) else v for key, v in context.params.items()}
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in context.params.items()
+        }
     return EngineConfig(**values)
 
 
@@ -111,11 +126,12 @@ def test_the_api_server_accepts_all_entries_and_their_engines_fit(
     command = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "-o", "json", "-f", "-")
     stored = json.loads(kubectl(*command, stdin=manifests))["items"]
     assert {service["metadata"]["name"] for service in stored} == set(CATALOG)
+    profiles = documented_profiles()
     for body in stored:
         name = body["metadata"]["name"]
         gpu = CATALOG[name]["accelerator"]
-        service = replace(parse_service(body), gpu_memory=f"{int(GPUS[gpu])}Gi")
-        assert body["spec"]["accelerator"]["profile"] == gpu
+        service = apply_profile(parse_service(body), profiles)
+        assert service.profile == gpu and service.gpu_memory == f"{int(GPUS[gpu])}Gi"
         check = check_gpu_memory(service)
         assert check is not None and check.fits, check
         arguments = engine_arguments(service, "r1", GroupMember("r1", 0, 0, "s-r1-0-0"))

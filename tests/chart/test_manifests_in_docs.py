@@ -18,6 +18,7 @@ from snippets import all_snippets, here_documents
 
 ROOT = Path(__file__).parents[2]
 CHART_VALUES = set(yaml.safe_load((ROOT / "charts/mizzen/values.yaml").read_text()))
+CATALOG_VALUES = set(yaml.safe_load((ROOT / "charts/mizzen-models/values.yaml").read_text()))
 OTHERS = {"rules": "configuration of prometheus-adapter"}
 """Keys of blocks that are neither manifests nor values of the chart, and what such blocks are."""
 cluster = [pytest.mark.cluster, pytest.mark.xdist_group("chart")]
@@ -111,11 +112,22 @@ def test_the_chart_accepts_the_values(block: Block, offline: Any) -> None:
         assert offline.template(values, "--api-versions", "monitoring.coreos.com/v1")
 
 
+@pytest.mark.parametrize("block", selected(lambda block: block.keys <= CATALOG_VALUES))
+def test_the_catalog_accepts_the_values(block: Block, catalog: Any) -> None:
+    for document in block.documents:
+        enabled = {name for name, entry in document.get("catalog", {}).items() if entry.get("enabled")}
+        rendered = catalog.template(document, "--set", "catalog.phi-4-h100.enabled=true")
+        assert {service["metadata"]["name"] for service in rendered} == enabled | {"phi-4-h100"}
+
+
 def test_every_block_is_checked() -> None:
     known = [
         block
         for block in blocks()
-        if block.is_manifest() or block.is_part_of_a_service() or block.keys <= CHART_VALUES | set(OTHERS)
+        if block.is_manifest()
+        or block.is_part_of_a_service()
+        or block.keys <= CHART_VALUES | set(OTHERS)
+        or block.keys <= CATALOG_VALUES
     ]
     assert [block.place for block in blocks()] == [block.place for block in known]
     assert len(known) > 30

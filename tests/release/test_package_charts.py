@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packaged charts of a release: the operator's, with the registry of its images as the default, and the catalog."""
+"""The packaged charts of a release: the operator's with the registry of its images, and the catalog."""
 
 from __future__ import annotations
 

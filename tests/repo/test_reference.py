@@ -33,6 +33,8 @@ from mizzen_operator.resources.gateway_deployment import gateway_arguments
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = (
+    "catalog_schema",
+    "catalog_table",
     "chart_reference",
     "compatibility",
     "model_table",
