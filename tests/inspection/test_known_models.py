@@ -65,6 +65,16 @@ def test_lists_of_layers_are_checked_before_they_are_read() -> None:
     assert "num_hidden_layers must be at most 10000, not 1000000000" in result.reason
 
 
+def test_patterns_of_sliding_windows_may_be_texts() -> None:
+    name = "LGAI-EXAONE/EXAONE-4.0-32B"
+    kinds = ["full_attention"] + ["sliding_attention"] * 63
+    for changes, full in (({}, 16), ({"sliding_window_pattern": 8}, 8), ({"layer_types": kinds}, 1)):
+        counts = {layers.window: layers.count for layers in inspect(name, **changes).layers}
+        assert counts == {None: full, 4096: 64 - full}
+    reason = inspect(name, sliding_window_pattern="LGL").reason
+    assert "sliding_window_pattern must be a positive integer or a text such as LLLG, not 'LGL'" in reason
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(MODELS)), st.data())
 def test_fields_with_any_values_never_raise(name: str, data: st.DataObject) -> None:

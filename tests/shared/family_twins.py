@@ -133,7 +133,9 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 """Architectures without native implementation: the fields that differ from a small Llama's, by the prefix of
 Transformers' classes."""
-SHARDED_OTHERS = ("Arcee", "Cwm", "Gemma", "GPTNeoX", "Helium", "Olmo", "Phi")
+SHARDED_OTHERS = (
+    *("Arcee", "Cwm", "Gemma", "GPTNeoX", "Helium", "Jais2", "Ministral", "NanoChat", "Olmo", "Phi"),
+)
 """Those of `OTHERS` that can be sharded."""
 REFUSED_OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "Bloom": ({}, "does not use the attention interface"),

@@ -16,6 +16,7 @@ import pytest
 import torch
 from rank_kit import thread_ranks
 
+import family_twins
 from family_twins import SHARDED_OTHERS, save_other_twin
 from live_processes import is_alive
 from mizzen import LLM, SamplingParams
@@ -27,6 +28,7 @@ from mizzen.engine.loading.placement import cpus_near, parse_cpu_list
 from mizzen.engine.overlap_loop import StepFailed
 from mizzen.layers.sharding import Axis
 from mizzen.models.config import ModelConfig
+from mizzen.models.registry import READERS
 from mizzen.models.transformers_backend import inspection
 
 VOCABULARY = 157
@@ -124,9 +126,16 @@ def test_answers_on_several_ranks_equal_those_on_one(
 
 
 TWINS = (
-    *("apertus", "cohere", "exaone4", "gemma2", "gemma3", "glm4", "granite-biases", "hunyuan", "nemotron"),
-    *("olmo2", "phi3", "starcoder2"),
+    *("apertus", "cohere", "cohere2", "ernie4.5", "exaone4", "gemma2", "gemma3", "glm", "glm4"),
+    *("granite-biases", "hunyuan", "ministral3", "nemotron", "olmo2", "olmo3", "phi3", "seed-oss"),
+    *("smollm3", "starcoder2"),
 )
+
+
+def test_every_native_architecture_is_compared_on_several_ranks() -> None:
+    """docs/models.md says that answers on several ranks are compared for every architecture."""
+    architectures = {f"{family.capitalize()}ForCausalLM" for family in CASES}
+    assert architectures | {f"{family_twins.TWINS[twin][0]}ForCausalLM" for twin in TWINS} == set(READERS)
 
 
 @pytest.mark.parametrize("twin", TWINS)
