@@ -84,6 +84,7 @@ def _inspect(
             tensors=(tensor,) if tensor else SUGGESTED_SIZES,
             gpu=named if gpu else "",
             memory=memory,
+            code=True,
         )
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error

@@ -10,12 +10,13 @@ import msgspec
 
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.loading.validate import check_model, resolve_precision
+from mizzen.inspection.code_check import can_check_code, check_code
 from mizzen.inspection.memory import MemoryFit, count_loaded, element_bytes, estimate_need, fit_memory
 from mizzen.inspection.model_files import ModelFiles, WeightFiles
 from mizzen.layers.sharding import SUGGESTED_SIZES, check_shardable
 from mizzen.models.config import ModelConfig
 from mizzen.models.features import list_features
-from mizzen.models.hf_fields import ConfigError
+from mizzen.models.hf_fields import ConfigError, Fields
 from mizzen.models.model_families import find_family
 from mizzen.models.registry import READERS, read_model
 from mizzen.models.transformers_backend.installed import check_installed
@@ -48,7 +49,8 @@ class Inspection(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         family: family of the architecture; empty if it is unknown.
         implementation: "native" for the engine's own implementation, "transformers" for the model's code in
             Transformers, or "none".
-        estimated: whether the sizes are estimates, and the engine decides about the model when it starts.
+        estimated: whether the sizes are estimates from config.json, because the code of a model that runs
+            through Transformers was not checked; the engine does so when it starts.
         served: whether the engine serves the model.
         reason: reason why the engine does not serve the model, and a remedy; empty if it does.
         text_only: whether only the text part of the model is served.
@@ -100,6 +102,7 @@ def inspect_model(
     tensors: Sequence[int] = SUGGESTED_SIZES,
     gpu: str = "",
     memory: int = 0,
+    code: bool = False,
 ) -> Inspection:
     """Inspect a model.
 
@@ -109,6 +112,8 @@ def inspect_model(
         tensors: Numbers of GPUs that may share the model.
         gpu: Name of the GPU; empty for none.
         memory: Memory of one GPU in bytes.
+        code: Whether a model that runs through Transformers is built there without weights, if torch is
+            installed, so that the same checks decide as when the engine starts. This takes seconds.
 
     Raises:
         ValueError: The model does not support one of the options; the message names it.
@@ -124,10 +129,14 @@ def inspect_model(
     )
     if fields is None:
         return msgspec.structs.replace(result, reason=files.problem)
+    options = replace(options, tensor=1)
     try:
         config = read_model(fields, options.model_implementation)
         if config.implementation != "native":
             check_installed(config.architecture, READERS)
+        code = code and config.implementation != "native" and can_check_code()
+        if code:
+            config = check_code(config, options, fields.values)
     except ConfigError as error:
         return msgspec.structs.replace(result, reason=str(error))
     problem = files.problem
@@ -135,16 +144,16 @@ def inspect_model(
         problem = files.weights.find_problem(files.name, config)
     if problem:
         return msgspec.structs.replace(result, reason=problem)
-    options = replace(options, tensor=1)
     check_model(options, config)
     weights, parameters = files.weights, count_loaded(config, files.weights)
     kv_bytes = estimate_need(config, options).token_bytes
     groups = [replace(options, tensor=tensor) for tensor in tensors]
-    sizes = tuple(tensor_size(config, weights, group) for group in groups)
+    shared = [share_model(config, group, fields if code else None) for group in groups]
+    sizes = tuple(tensor_size(*pair, weights=weights) for pair in zip(shared, groups, strict=True))
     return msgspec.structs.replace(
         result,
         implementation=config.implementation,
-        estimated=config.implementation != "native",
+        estimated=config.implementation != "native" and not code,
         served=True,
         text_only=config.text_tensors is not None,
         generates=config.generates,
@@ -158,25 +167,48 @@ def inspect_model(
         tensor_sizes=sizes,
         gpu=gpu,
         memory_fits=tuple(
-            fit_memory(config, weights, group, memory, name=gpu, context=options.context_length)
-            for group, size in zip(groups, sizes, strict=True)
-            if gpu and size.possible and parameters
+            fit_memory(found, weights, group, memory, name=gpu, context=options.context_length)
+            for found, group in zip(shared, groups, strict=True)
+            if gpu and isinstance(found, ModelConfig) and parameters
         ),
     )
 
 
-def tensor_size(config: ModelConfig, weights: WeightFiles | None, options: EngineOptions) -> TensorSize:
-    """Return whether `options.tensor` GPUs can share a model, and the bytes that each GPU holds."""
-    tensor = options.tensor
+def share_model(config: ModelConfig, options: EngineOptions, fields: Fields | None) -> ModelConfig | str:
+    """Return the configuration of a model that `options.tensor` GPUs share, or why they cannot share it.
+
+    Args:
+        config: Configuration of the model on one GPU.
+        options: Options of the engine.
+        fields: Fields of config.json of a model whose code is checked; None for other models.
+    """
     try:
-        check_shardable(config, tensor)
+        if fields is None:
+            check_shardable(config, options.tensor)
+        elif options.tensor > 1:
+            return check_code(config, options, fields.values)
     except ValueError as error:
-        return TensorSize(tensor=tensor, possible=False, reason=str(error))
+        return str(error)
+    return config
+
+
+def tensor_size(
+    found: ModelConfig | str, options: EngineOptions, *, weights: WeightFiles | None
+) -> TensorSize:
+    """Return whether `options.tensor` GPUs can share a model, and the bytes that each GPU holds.
+
+    Args:
+        found: Result of `share_model`.
+        options: Options of the engine.
+        weights: Files of the weights; None without such files.
+    """
+    if isinstance(found, str):
+        return TensorSize(tensor=options.tensor, possible=False, reason=found)
     return TensorSize(
-        tensor=tensor,
+        tensor=options.tensor,
         possible=True,
-        weight_bytes=count_loaded(config, weights, tensor) * element_bytes(config, options),
-        kv_bytes_per_token=estimate_need(config, options).token_bytes,
+        weight_bytes=count_loaded(found, weights, options.tensor) * element_bytes(found, options),
+        kv_bytes_per_token=estimate_need(found, options).token_bytes,
     )
 
 

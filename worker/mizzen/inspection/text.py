@@ -11,9 +11,11 @@ from mizzen.inspection.memory import format_count, format_gib
 NAME_WIDTH = 14
 IMPLEMENTATIONS = {"native": "by the native implementation", "transformers": "through Transformers"}
 ESTIMATED = (
-    "the sizes are estimates; when the engine starts, it checks the model's code and its plan for tensor "
-    "parallelism"
+    "the sizes are estimates, and --tensor only considers numbers of heads and widths of layers; the engine "
+    "checks the model's code and plan for tensor parallelism when it starts, and inspect does if PyTorch is "
+    "installed"
 )
+CHECKED = "the model's code and its plan for tensor parallelism were checked, as when the engine starts"
 
 
 def format_inspection(result: Inspection) -> str:
@@ -33,8 +35,8 @@ def _lines(result: Inspection) -> Iterator[str]:
     yield from _row("architecture", ", ".join(result.architectures) + family)
     yield from _row("task", "text generation" if result.generates else "embeddings")
     yield from _row("features", "; ".join(result.features))
-    if result.estimated:
-        yield from _row("note", ESTIMATED)
+    if result.implementation == "transformers":
+        yield from _row("note", ESTIMATED if result.estimated else CHECKED)
     yield from _weight_rows(result)
     yield from _row("layers", ", ".join(_describe_layers(layers) for layers in result.layers))
     yield from _row("KV cache", f"{result.kv_bytes_per_token / 1024:,.4g} KiB a token")

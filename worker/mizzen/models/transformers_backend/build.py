@@ -48,7 +48,10 @@ def read_hf_config(folder: Path, architecture: str) -> Any:
     """
     known = find_class(architecture)
     try:
-        return known.config_class.from_pretrained(folder, local_files_only=True)
+        config = known.config_class.from_pretrained(folder, local_files_only=True)
+        if not isinstance(config.model_type, str):
+            raise TypeError(f"model_type must be a text, not {config.model_type!r}")
+        return config
     except Exception as error:  # a configuration class may reject values in any way
         reason = " ".join(str(error).split())
         raise ConfigError(

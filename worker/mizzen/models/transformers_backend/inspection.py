@@ -97,16 +97,21 @@ def inspect_model(folder: Path, config: ModelConfig, dtype: torch.dtype, ranks: 
 
 
 def check_layers(architecture: str, hf_config: Any, calls: list[AttentionCall]) -> None:
-    """Check that each decoder layer calls the attention.
+    """Check that each decoder layer calls the attention once.
 
     Raises:
-        ConfigError: some layers do not; their state would be lost between steps.
+        ConfigError: some layers do not call it, so that their state would be lost between steps, or some call
+            it several times.
     """
     layers = getattr(hf_config, "num_hidden_layers", None)
     if not calls or (isinstance(layers, int) and len(calls) < layers):
         raise ConfigError(
             f"{architecture} cannot be served: {len(calls)} of its {layers} layers use Transformers' "
             "attention interface; other layers, such as recurrent ones, are not supported. Use another model"
+        )
+    if len({id(call.module) for call in calls}) < len(calls):
+        raise ConfigError(
+            f"{architecture} cannot be served: it runs a layer several times. Use another model"
         )
 
 

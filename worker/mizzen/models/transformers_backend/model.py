@@ -18,7 +18,6 @@ from mizzen.layers.context import BuildContext
 from mizzen.layers.linear_methods.base import GateActivation, LinearMethod, without_prefill_fusion
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.config import ModelConfig
-from mizzen.models.hf_fields import ConfigError
 from mizzen.models.transformers_backend import attention
 from mizzen.models.transformers_backend.deferred_add import DeferredAdds
 from mizzen.models.transformers_backend.linears import GatedMLP, HeadModule, Replacement
@@ -73,10 +72,6 @@ class TransformersModel:
         self.conversions = get_model_conversion_mapping(model)
         """Transformers' rules for the names of checkpoint tensors."""
         modules = [call.module for call in record_calls(model)]
-        if len({id(module) for module in modules}) < len(modules):
-            raise ConfigError(
-                f"{config.architecture} cannot be served: it runs a layer several times. Use another model"
-            )
         self.attention_modules = modules
         self.defers_rotation = replace and can_defer_rotation(model, modules)
         """Whether the attention applies RoPE instead of the model's own function."""

@@ -13,7 +13,9 @@ from family_twins import OTHERS, SHARDED_OTHERS
 
 def rows() -> dict[str, list[str]]:
     """Return the cells of the table, by the name of the family."""
-    text = model_table.models_page().partition(model_table.MODELS_BEGIN)[2].partition(model_table.MODELS_END)[0]
+    text = (
+        model_table.models_page().partition(model_table.MODELS_BEGIN)[2].partition(model_table.MODELS_END)[0]
+    )
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.strip().splitlines()]
     return {cells[0]: cells for cells in lines[2:]}
 
