@@ -168,6 +168,25 @@ def test_special_tokens_of_tekken_have_the_first_ids(tekken: tuple[Path, Tokeniz
     assert own.encode("[INST]a[/INST]", add_special_tokens=False) == [3, FIRST + ord("a"), 4]
 
 
+@pytest.mark.parametrize("version", ["v3", "v7"])
+def test_old_tekken_files_need_not_list_their_special_tokens(tmp_path: Path, version: str) -> None:
+    """Mistral's library gives the first ids to the same tokens, and names the others by their ids."""
+    path = tekken_folder(tmp_path) / "tekken.json"
+    content = json.loads(path.read_text())
+    del content["special_tokens"]
+    content["config"] |= {"version": version, "default_num_special_tokens": 1000}
+    content["config"]["default_vocab_size"] += 1000 - FIRST
+    path.write_text(json.dumps(content))
+    own = Tokenizer.load(tmp_path)
+    tokens = ("<unk>", "[TOOL_CALLS]", "<pad>", "[SYSTEM_PROMPT]", "[TOOL_CONTENT]", "<SPECIAL_20>")
+    assert [own.special_token_id(token) for token in tokens] == [0, 9, 11, 17, 19, 20]
+    assert own.encode("[INST]a[/INST]") == [1, 3, 1000 + ord("a"), 4]
+    content["config"]["version"] = "v11"
+    path.write_text(json.dumps(content))
+    with pytest.raises(TokenizerError, match="its version is v11, and it does not list its special tokens"):
+        Tokenizer.load(tmp_path)
+
+
 def test_folder_is_converted_once_for_all_readers(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

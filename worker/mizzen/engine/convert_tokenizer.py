@@ -10,12 +10,21 @@ import importlib.util
 import json
 import resource
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 MAX_CPU_SECONDS = 600
 MAX_MEMORY_BYTES = 8 * 1024**3
 """Maximum size of the address space."""
+UNLISTED_SPECIAL_TOKENS = (
+    "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]",
+    "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
+)  # fmt: skip
+"""Special tokens, by id, of a `tekken.json` that does not list them, as in Mistral's library."""
+UNLISTED_VERSIONS = ("v3", "v7")
+"""Versions of `tekken.json` that may leave out the list of special tokens."""
 
 
 def main(folder: str, source: str, output: str) -> None:
@@ -63,15 +72,14 @@ def convert_tekken(folder: Path) -> str:
     """Return the tokenizer of a folder with `tekken.json`, as JSON; `<s>` begins each text, as in Mistral's.
 
     Raises:
-        ValueError: the file does not list its special tokens; formats before version 7 do not.
+        ValueError: the file does not list its special tokens, although its version must do so.
     """
     from tokenizers import processors
     from transformers.integrations.mistral.tokenizer import MistralConverter
 
-    path = folder / "tekken.json"
-    if "special_tokens" not in json.loads(path.read_bytes()):
-        raise ValueError("it does not list its special tokens, as formats before version 7")
-    tokenizer = MistralConverter(str(path)).converted()
+    with tempfile.TemporaryDirectory() as scratch:
+        path = list_special_tokens(folder / "tekken.json", Path(scratch))
+        tokenizer = MistralConverter(str(path)).converted()
     begin = tokenizer.token_to_id("<s>")
     if begin is not None:
         added = processors.TemplateProcessing(
@@ -79,6 +87,30 @@ def convert_tekken(folder: Path) -> str:
         )
         tokenizer.post_processor = processors.Sequence([tokenizer.post_processor, added])
     return tokenizer.to_str()
+
+
+def list_special_tokens(path: Path, scratch: Path) -> Path:
+    """Return a `tekken.json` that lists its special tokens: `path`, or else a complete copy in `scratch`.
+
+    Raises:
+        ValueError: the file does not list its special tokens, although its version must do so.
+    """
+    content = json.loads(path.read_bytes())
+    if content.get("special_tokens") is not None:
+        return path
+    version = content["config"].get("version")
+    if version not in UNLISTED_VERSIONS:
+        raise ValueError(
+            f"its version is {version}, and it does not list its special tokens; only the versions "
+            f"{' and '.join(UNLISTED_VERSIONS)} may leave them out"
+        )
+    content["special_tokens"] = [
+        {"rank": rank, "token_str": token, "is_control": True}
+        for rank, token in enumerate(UNLISTED_SPECIAL_TOKENS)
+    ]
+    copy = scratch / path.name
+    copy.write_text(json.dumps(content), encoding="utf-8")
+    return copy
 
 
 def limit_resources() -> None:
