@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from typer.testing import CliRunner
 
 from family_twins import OTHERS, REFUSED_OTHERS, SHARDED_OTHERS, SMALL
@@ -18,8 +19,13 @@ from mizzen.inspection.inspect_model import Inspection, inspect_model
 from mizzen.inspection.model_files import ModelFiles
 from mizzen.inspection.text import format_inspection
 from mizzen.models.hf_fields import Fields
+from mizzen.models.unsupported import WITHOUT_INTERFACE
 
 HEADS = {"GPT2": "LMHeadModel"}
+KNOWN: dict[str, Any] = json.loads((Path(__file__).parent / "known_models.json").read_text())
+THROUGH_TRANSFORMERS = [
+    name for name, model in KNOWN.items() if model["expect"]["implementation"] == "transformers"
+]
 OPTIONS = EngineOptions(model="m")
 
 
@@ -54,6 +60,19 @@ def test_models_that_the_engine_refuses_are_not_served(prefix: str) -> None:
     result = inspect(make_config(prefix, REFUSED_OTHERS[prefix][0]))
     assert not result.served
     assert result.reason
+
+
+@pytest.mark.parametrize("name", THROUGH_TRANSFORMERS)
+def test_known_models_pass_the_checks(name: str) -> None:
+    result = inspect(KNOWN[name]["config"])
+    assert (result.served, result.reason) == (True, "")
+    mixture_or_unplanned = "gpt2" in name or "expert" in str(KNOWN[name]["config"])
+    assert possible(result) == ([1] if mixture_or_unplanned else [1, 2])
+
+
+@pytest.mark.parametrize("name", WITHOUT_INTERFACE)
+def test_models_without_the_attention_interface_are_known(name: str) -> None:
+    assert not getattr(transformers, name)._supports_attention_backend
 
 
 def test_sizes_are_those_of_the_code() -> None:

@@ -32,6 +32,7 @@ SHAPES = {
     "granite4": "hermes",
     "granite_documents": "granite",
     "hunyuan": "hunyuan",
+    "hunyuan_dense": "hunyuan",
     "llama31": "llama3",
     "mistral_small": "mistral",
     "mistral_v3": "mistral",

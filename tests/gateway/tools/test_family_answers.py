@@ -38,6 +38,17 @@ ANSWERS = {
         f"<think>\nHm.\n</think>\n<answer>\nSee.<tool_calls>[{CALL}]</tool_calls>\n</answer>",
         ("Hm.", "See.", True),
     ),
+    "hunyuan-dense": (
+        "<tool_calls><tool_call></tool_call></tool_calls><think></think><answer></answer>",
+        f"<think>\nHm.\n</think>\n<answer>\nSee.\n</answer><tool_calls><tool_call>weather\n```json\n{ARGUMENTS}\n"
+        "```</tool_call></tool_calls>",
+        ("Hm.", "See.", True),
+    ),
+    "smollm3-python": (  # code that the client runs; the parameter python_tools of its template asks for it
+        "<tool_call></think>",
+        '<think>Hm.</think>See.\n<code>print(weather(city="Köln"))</code>',
+        ("Hm.", 'See.\n<code>print(weather(city="Köln"))</code>', False),
+    ),
     "seed-oss": (
         "<seed:tool_call></seed:think>",
         "<seed:think>Hm.</seed:think>See.\n<seed:tool_call>\n<function=weather>\n"

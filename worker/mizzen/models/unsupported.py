@@ -28,6 +28,16 @@ RECURRENT_KINDS = ("mamba", "mamba2", "linear_attention", "recurrent", "conv", "
 """Entries of `layer_types` and similar lists that name layers with a recurrent state."""
 TOWERS = ("vision_config", "audio_config", "thinker_config", "visual")
 WITH_SINKS = ("GptOssForCausalLM",)
+WITHOUT_INTERFACE = (
+    "BloomForCausalLM",
+    "CodeGenForCausalLM",
+    "FalconForCausalLM",
+    "GPTJForCausalLM",
+    "GPTNeoForCausalLM",
+    "MptForCausalLM",
+    "StableLmForCausalLM",
+)
+"""Well-known decoders whose code in Transformers does not use its attention interface."""
 HEADS = (
     "ForSequenceClassification",
     "ForTokenClassification",
@@ -149,6 +159,16 @@ def _explain_sinks(fields: Fields, names: list[str]) -> ConfigError | None:
     )
 
 
+def _explain_interface(fields: Fields, names: list[str]) -> ConfigError | None:
+    if not (found := [name for name in names if name in WITHOUT_INTERFACE]):
+        return None
+    return fields.unsupported(
+        "architectures",
+        f"lists {_listed(found)}, whose code in Transformers does not use the attention interface: "
+        f"{USE_ANOTHER}",
+    )
+
+
 def _explain_latent(fields: Fields, names: list[str]) -> ConfigError | None:
     if not is_above(fields, "kv_lora_rank", 0):
         return None
@@ -186,6 +206,7 @@ EXPLANATIONS: tuple[Callable[[Fields, list[str]], ConfigError | None], ...] = (
     _explain_latent,
     _explain_quantization,
     _explain_sinks,
+    _explain_interface,
     _explain_remote_code,
 )
 """Functions that return the error if their reason applies, the most telling reason first."""

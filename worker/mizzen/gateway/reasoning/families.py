@@ -102,7 +102,10 @@ GRANITE_32 = ReasoningFamily(
     ("Here is my response:", "Here's my response:"),
 )
 HUNYUAN = ReasoningFamily(
-    "hunyuan", THINK, THINK_END, answer=AnswerTags("<answer>", "</answer>", around_calls=True)
+    "hunyuan",
+    THINK,
+    THINK_END,
+    answer=AnswerTags("<answer>", "</answer>", before=("<tool_calls>", "<tool_call>"), around_calls=True),
 )
 COHERE = ReasoningFamily(
     "cohere",
