@@ -22,8 +22,8 @@ DEFAULT_RESOURCE = "nvidia.com/gpu"
 The API server stores the default in every service. So a service that has this value counts as one that does
 not choose a resource.
 """
-MAX_LISTED = 20
-"""Maximum number of profiles that a message lists."""
+MAX_LISTED = 10
+"""Maximum number of profiles that a message lists, so that it is not longer than `reasons.MAX_MESSAGE`."""
 
 _LABEL_VALUE = "([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
 _LABEL_KEY = "([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -141,6 +141,7 @@ def apply_profile(service: InferenceService, profiles: Profiles) -> InferenceSer
     profile = profiles.get(name)
     if profile is None:
         raise UnknownProfileError(_describe_unknown(name, profiles))
+    field = service.gpu_memory_field if service.gpu_memory else f"acceleratorProfiles.{name}.memory"
     accelerator = _accelerator(service.spec["accelerator"], profile)
     template = _pod_template(service.pod_template, profile)
     return replace(
@@ -152,9 +153,7 @@ def apply_profile(service: InferenceService, profiles: Profiles) -> InferenceSer
         ),
         pod_template=template,
         gpu_memory=accelerator.get("memory", ""),
-        gpu_memory_field=service.gpu_memory_field
-        if service.gpu_memory
-        else f"acceleratorProfiles.{name}.memory",
+        gpu_memory_field=field,
         spec={**service.spec, "accelerator": accelerator, "podTemplate": template},
     )
 
@@ -174,9 +173,10 @@ def _pod_template(given: Mapping[str, Any], profile: AcceleratorProfile) -> dict
     """Return `spec.podTemplate` with the values of a profile."""
     own = list(given["tolerations"])
     added = [msgspec.to_builtins(toleration) for toleration in profile.tolerations]
+    runtime = given.get("runtimeClassName") or profile.runtime_class_name
     return {
-        **({"runtimeClassName": profile.runtime_class_name} if profile.runtime_class_name else {}),
         **given,
+        **({"runtimeClassName": runtime} if runtime else {}),
         "tolerations": [*own, *(toleration for toleration in added if toleration not in own)],
     }
 

@@ -4,17 +4,22 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from mizzen_operator.api.accelerator_profiles import (
+    DEFAULT_RESOURCE,
     MAX_LISTED,
+    AcceleratorProfile,
     UnknownProfileError,
     apply_profile,
     parse_profiles,
 )
 from mizzen_operator.api.gpu_memory_check import check_gpu_memory
+from mizzen_operator.api.reasons import MAX_MESSAGE
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig, parse_config
 from mizzen_operator.resources.revision_hash import revision
@@ -77,6 +82,12 @@ def test_the_default_resource_yields_to_the_profile(profile: str, given: str, ex
     assert applied(profile, accelerator={"resourceName": given}).accelerator.resource_name == expected
 
 
+def test_the_default_resource_is_that_of_the_crd() -> None:
+    crd = yaml.safe_load((Path(__file__).parents[3] / "crds/inferenceservices.yaml").read_text())
+    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    assert spec["accelerator"]["properties"]["resourceName"]["default"] == DEFAULT_RESOURCE
+
+
 def test_the_cpu_and_services_without_a_profile_ignore_profiles() -> None:
     plain, on_cpu = service(), with_profile("missing", engine={**SPEC["engine"], "device": "CPU"})
     assert apply_profile(plain, PROFILES) is plain
@@ -132,9 +143,10 @@ def test_an_unknown_profile_is_reported_with_the_known_ones() -> None:
     )
     with pytest.raises(UnknownProfileError, match="the operator has no profiles: correct"):
         apply_profile(with_profile(), {})
-    many = parse_profiles(json.dumps({f"p{number:02}": {} for number in range(MAX_LISTED + 1)}))
-    with pytest.raises(UnknownProfileError, match=f"p{MAX_LISTED - 1}, ...: correct"):
-        apply_profile(with_profile(), many)
+    many = {f"{number:02}{'x' * 61}": AcceleratorProfile() for number in range(MAX_LISTED + 1)}
+    with pytest.raises(UnknownProfileError, match=rf", {MAX_LISTED - 1:02}x+, \.\.\.: correct") as error:
+        apply_profile(with_profile("y" * 63), many)
+    assert len(str(error.value)) < MAX_MESSAGE
 
 
 @pytest.mark.parametrize(
