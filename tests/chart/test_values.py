@@ -30,6 +30,19 @@ def option(container: dict[str, Any], name: str) -> str:
     return container["args"][container["args"].index(name) + 1]
 
 
+TOLERATION = {"key": "pool", "operator": "Equal", "value": "inference", "effect": "NoExecute"}
+PROFILES: dict[str, Any] = {
+    "h100-mig": {
+        "resourceName": "nvidia.com/mig-3g.40gb",
+        "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
+        "tolerations": [{**TOLERATION, "tolerationSeconds": 3600}],
+        "memory": "39Gi",
+        "runtimeClassName": "nvidia",
+    },
+    "plain": {},
+}
+
+
 USUAL = [
     "ClusterRole",
     "ClusterRole",
@@ -47,6 +60,7 @@ USUAL = [
 
 def test_the_chart_passes_helms_linter(offline: Any) -> None:
     offline("lint", "--strict", CHART)
+    offline("lint", "--strict", CHART, "--set-json", f"acceleratorProfiles={json.dumps(PROFILES)}")
 
 
 def test_the_defaults_are_an_operator_with_two_replicas_and_the_crd(offline: Any) -> None:
@@ -117,18 +131,9 @@ def test_the_operator_may_watch_another_namespace_than_its_own(offline: Any) -> 
 
 
 def test_the_operator_gets_the_accelerator_profiles(offline: Any) -> None:
-    toleration = {"key": "pool", "operator": "Equal", "value": "inference", "effect": "NoExecute"}
-    profile = {
-        "resourceName": "nvidia.com/mig-3g.40gb",
-        "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
-        "tolerations": [{**toleration, "tolerationSeconds": 3600}],
-        "memory": "39Gi",
-        "runtimeClassName": "nvidia",
-    }
-    values = {"acceleratorProfiles": {"h100-mig": profile, "plain": {}}}
-    _, container = operator(offline.template(values))
+    _, container = operator(offline.template({"acceleratorProfiles": PROFILES}))
     profiles = parse_config(container["args"], {}).profiles()
-    assert profiles == parse_profiles(json.dumps(values["acceleratorProfiles"]))
+    assert profiles == parse_profiles(json.dumps(PROFILES))
     assert profiles["h100-mig"].tolerations[0].toleration_seconds == 3600
     assert parse_config(operator(offline.template())[1]["args"], {}).profiles() == {}
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,8 @@ def test_a_recorded_revision_keeps_the_values_of_its_profile() -> None:
     name = revision(found, CONFIG)
     data = controller_revision(found, CONFIG, name, 1)["data"]
     for current in (service(podTemplate={"tolerations": []}), with_profile("gone"), applied("mig")):
-        restored = restore_service(current, data)
+        restored = restore_service(replace(current, rotate_keys="now"), data)
+        assert restored.rotate_keys == "now"
         assert revision(restored, CONFIG) == name
         assert (restored.profile, restored.gpu_memory) == ("h100", "80Gi")
     plain = service(podTemplate={"tolerations": []})
