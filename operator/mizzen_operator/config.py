@@ -24,6 +24,8 @@ def _version() -> str:
 
 
 VERSION = _version()
+_PORT = "[0-9]{1,4}|[1-5][0-9]{4}|6([0-4][0-9]{3}|5([0-4][0-9]{2}|5([0-2][0-9]|3[0-5])))"
+_COLLECTOR = re.compile(rf"https?://([\w.-]+|\[[0-9A-Fa-f:.]+\])(:({_PORT}))?(/[^ ?#]*)?", re.ASCII)
 
 
 _CHECK = "`mizzen-operator check` tests whether an installed operator works; see its --help."
@@ -113,10 +115,10 @@ class OperatorConfig:
                 raise ValueError(f"{flag} must be one of {', '.join(choices)}, not {value!r}")
             if low is not None and value < low:
                 raise ValueError(f"{flag} must be at least {low}, not {value}")
-        if self.otlp_endpoint and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", self.otlp_endpoint):
+        if self.otlp_endpoint and not _COLLECTOR.fullmatch(self.otlp_endpoint):
             raise ValueError(
-                "--otlp-endpoint must be a URL such as http://otel-collector.observability:4318, "
-                f"not {self.otlp_endpoint!r}"
+                "--otlp-endpoint must be a URL without credentials, such as "
+                "http://otel-collector.observability:4318"
             )
         try:
             self.profiles()

@@ -129,6 +129,18 @@ def test_the_api_of_a_pods_address_is_on_the_loopback_address_too(
     assert gateway.process.wait(60) == 0
 
 
+def test_the_loopback_listener_can_be_turned_off(scripted: Any, start: Any) -> None:
+    address = own_address()
+    gateway = start(engine=[scripted().endpoint], host=address, loopback=False)
+    gateway.wait_ready()
+    url = f"http://{address}:{gateway.port}/v1/models"
+    assert httpx.get(url, timeout=30, trust_env=False).status_code == 200
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", gateway.port), timeout=5)
+    gateway.process.send_signal(signal.SIGTERM)
+    assert gateway.process.wait(60) == 0
+
+
 def test_a_loopback_port_in_use_does_not_stop_the_gateway(scripted: Any, start: Any) -> None:
     address, port = own_address(), free_ports()
     with socket.create_server(("127.0.0.1", port)):

@@ -211,7 +211,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     (
         "collector",
-        {"observability": {"tracing": {"otlpEndpoint": "otel:4318"}}},
+        {"observability": {"tracing": {"otlpEndpoint": "http://:4318"}}},
         "spec.observability.tracing.otlpEndpoint",
         "http://otel-collector:4318",
     ),

@@ -69,7 +69,7 @@ class Collector(SpanList):
         """Attributes of the resource that was received last."""
         self.headers: list[dict[str, str]] = []
         """Headers of each request, by lower-case name."""
-        self.status = 200
+        self.status, self.location = 200, ""
         self.hangs = threading.Event()
         """While this is set, requests get no answer."""
         collector = self
@@ -88,6 +88,8 @@ class Collector(SpanList):
                     collector.take(ExportTraceServiceRequest.FromString(body))
                 self.send_response(collector.status)
                 self.send_header("content-length", "0")
+                if collector.location:
+                    self.send_header("location", collector.location)
                 self.end_headers()
 
             def log_message(self, format: str, *args: Any) -> None:

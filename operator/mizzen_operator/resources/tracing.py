@@ -14,12 +14,15 @@ _VOLUME = "mizzen-otlp"
 
 
 def effective_tracing(tracing: Tracing, config: OperatorConfig) -> Tracing:
-    """Return a service's tracing; if the service names no collector, that of the operator's options."""
+    """Return a service's tracing; if the service names no collector, that of the operator's options.
+
+    A service's own headers take precedence for either collector: with them, it says who it is.
+    """
     if tracing.endpoint or not config.otlp_endpoint:
         return tracing
     name = config.otlp_headers_secret
-    secret = (name, config.otlp_headers_key) if name else None
-    return Tracing(config.otlp_endpoint, tracing.sampling_percent, secret)
+    common = (name, config.otlp_headers_key) if name else None
+    return Tracing(config.otlp_endpoint, tracing.sampling_percent, tracing.headers_secret or common)
 
 
 def headers_volumes(tracing: Tracing) -> list[dict[str, Any]]:

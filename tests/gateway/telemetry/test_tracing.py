@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mizzen.common.otlp import parse_headers, traces_endpoint
+from mizzen.common.otlp import TracingUnavailable, parse_headers, traces_endpoint
 from mizzen.gateway.config import GatewayConfig
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
@@ -184,6 +184,35 @@ async def test_headers_file_is_sent_to_the_collector(
     assert collector.headers[0]["authorization"] == "Bearer secret"
 
 
+async def test_redirects_of_a_collector_are_failures(
+    scripted: Any, live: Any, until: Any, collector: Collector, tmp_path: Any
+) -> None:
+    """The SDK takes a redirect for success; a followed one would send the headers to another server."""
+    other = Collector()
+    try:
+        collector.status, collector.location = 307, f"{other.url}/v1/traces"
+        (tmp_path / "headers").write_text("api-key=secret")
+        file = str(tmp_path / "headers")
+        gateway = await live(scripted(), otlp_endpoint=collector.url, otlp_headers_file=file)
+        await post(gateway)
+        await until(lambda: b"mizzen_gateway_dropped_spans_total 5.0" in gateway.gateway.metrics.render())
+        assert collector.headers
+        assert not other.headers
+    finally:
+        other.close()
+
+
+async def test_a_netrc_file_is_not_read(
+    scripted: Any, live: Any, until: Any, collector: Collector, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login user password secret")
+    monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
+    gateway = await live(scripted(), otlp_endpoint=collector.url)
+    await post(gateway)
+    await until(lambda: collector.root)
+    assert "authorization" not in collector.headers[0]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -224,6 +253,22 @@ def test_traces_endpoint_from_options_and_environment(
     option: str, environment: dict[str, str], expected: str
 ) -> None:
     assert traces_endpoint(option, environment) == expected
+
+
+@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"])
+@pytest.mark.parametrize("value", ["otel:4317", "http://:4318", "http://user:secret@c:4318/v1"])
+def test_an_unusable_endpoint_in_the_environment_turns_traces_off(
+    name: str, value: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert traces_endpoint("", {name: value}) == ""
+    assert f"no traces: {name} must " in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_missing_package_is_reported_without_the_query_of_the_endpoint() -> None:
+    url = traces_endpoint("", {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c/here?key=secret"})
+    assert url == "http://c/here?key=secret"
+    assert "tracing to http://c/here needs" in str(TracingUnavailable(url, "opentelemetry"))
 
 
 def test_opentelemetry_is_not_imported_while_tracing_is_off() -> None:

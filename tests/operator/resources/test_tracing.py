@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mizzen.common.otlp import check_endpoint
 from mizzen_operator.api.parse import parse_service
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig, parse_config
@@ -16,6 +20,7 @@ from mizzen_operator.resources.gateway_spec import dedicated_gateway_spec
 from mizzen_operator.resources.revision_hash import revision
 from service_kit import META, SPEC
 
+ROOT = Path(__file__).parents[3]
 OWN = {
     "otlpEndpoint": "http://collector:4318",
     "samplingPercent": 20,
@@ -75,6 +80,8 @@ def headers_secret(pod: dict[str, Any]) -> tuple[str, str] | None:
         (OWN, DEFAULT, "http://collector:4318", ("otlp", "token")),
         (NONE, DEFAULT, "https://otel.example:4318", ("all", "headers")),
         ({**OWN, "headersSecretRef": None}, DEFAULT, "http://collector:4318", None),
+        ({**OWN, "otlpEndpoint": ""}, DEFAULT, "https://otel.example:4318", ("otlp", "token")),
+        ({**OWN, "otlpEndpoint": ""}, PLAIN, None, None),
     ],
 )
 def test_endpoint_and_headers_reach_gateways_and_engines(
@@ -133,7 +140,42 @@ def test_tracing_replaces_no_groups() -> None:
     assert len(revisions) == 1
 
 
-def test_endpoint_of_the_operator_must_be_a_url() -> None:
-    assert parse_config(["--otlp-endpoint", "http://otel:4318/x"], {}).otlp_endpoint
-    with pytest.raises(ValueError, match="--otlp-endpoint must be a URL"):
-        parse_config(["--otlp-endpoint", "otel:4318"], {})
+@pytest.mark.parametrize(
+    ("url", "valid"),
+    [
+        ("http://otel:4318/x", True),
+        ("https://otel.example.com", True),
+        ("http://[fd00::1]:4318", True),
+        ("http://10.0.0.1:65535/", True),
+        ("otel:4318", False),
+        ("http://:4318", False),
+        ("http:///x", False),
+        ("http://otel:65536", False),
+        ("http://otel:99999", False),
+        ("http://otel:x", False),
+        ("http://otel:4318?key=secret", False),
+        ("http://otel:4318/#x", False),
+        ("http://otel :4318", False),
+        ("http://user:secret@otel:4318", False),
+        ("user:secret@otel:4318", False),
+    ],
+)
+def test_service_chart_operator_and_gateway_accept_the_same_urls(url: str, valid: bool) -> None:
+    """Otherwise an accepted object would have gateways that do not start."""
+    crd = (ROOT / "crds/inferenceservices.yaml").read_text()
+    rule = re.search(r"otlpEndpoint: .*?self\.matches\('(.*?)'\)", crd)
+    schema = json.loads((ROOT / "charts/mizzen/values.schema.json").read_text())
+    chart = schema["properties"]["tracing"]["properties"]["otlpEndpoint"]["pattern"]
+    assert rule
+    for pattern in (rule[1].replace("[[]", r"\["), chart):  # Python warns of "[["
+        assert bool(re.search(pattern, url)) == valid, pattern
+    for check in (
+        lambda: parse_config(["--otlp-endpoint", url], {}),
+        lambda: check_endpoint(url),
+    ):
+        if valid:
+            check()
+            continue
+        with pytest.raises(ValueError, match="--otlp-endpoint must ") as refused:
+            check()
+        assert "secret" not in str(refused.value)

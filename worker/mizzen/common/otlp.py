@@ -34,26 +34,40 @@ class TracingUnavailable(ValueError):
 
     def __init__(self, url: str, module: str | None) -> None:
         super().__init__(
-            f"tracing to {url} needs OpenTelemetry ({module} is missing): pip install 'mizzen[tracing]', or "
-            "unset --otlp-endpoint and OTEL_EXPORTER_OTLP_ENDPOINT"
+            f"tracing to {url.partition('?')[0]} needs OpenTelemetry ({module} is missing): "
+            "pip install 'mizzen[tracing]', or unset --otlp-endpoint and OTEL_EXPORTER_OTLP_ENDPOINT"
         )
 
 
-def check_endpoint(endpoint: str) -> None:
-    """Check the value of the option --otlp-endpoint; it may be empty.
+def check_endpoint(endpoint: str, name: str = "--otlp-endpoint") -> None:
+    """Check the base URL of a collector; it may be empty.
+
+    Args:
+        endpoint: value of the option or variable `name`.
+        name: option or variable, for messages.
 
     Raises:
-        ValueError: it is not an HTTP URL; the message names the option.
+        ValueError: it is not an HTTP URL, or contains credentials, which the message does not repeat.
     """
+    if not endpoint:
+        return
+    authority = re.split("[/?#]", endpoint.partition("//")[2] or endpoint, maxsplit=1)[0]
+    if "@" in authority:
+        raise ValueError(
+            f"{name} must not contain credentials: write them to the file of --otlp-headers-file, as "
+            "authorization=Basic%20..."
+        )
     try:
         parts = urlsplit(endpoint)
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and " " not in endpoint
+        _ = parts.port  # raises ValueError if it is no port
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname)
+        valid = valid and not re.search(r"[\s?#]", endpoint)
     except ValueError:
         valid = False
-    if endpoint and not valid:
+    if not valid:
         raise ValueError(
-            f"--otlp-endpoint must be an http:// or https:// URL, such as http://otel-collector:4318, "
-            f"not {endpoint!r}"
+            f"{name} must be an http:// or https:// URL, such as http://otel-collector:4318, "
+            f"not {endpoint.partition('?')[0]!r}"
         )
 
 
@@ -61,14 +75,22 @@ def traces_endpoint(endpoint: str, environment: Mapping[str, str] = os.environ) 
     """Return the URL to which spans are posted, or "" if tracing is off.
 
     `endpoint` is the base URL of the collector. If it is empty, the variables OTEL_SDK_DISABLED,
-    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT and OTEL_EXPORTER_OTLP_ENDPOINT of `environment` decide.
+    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT and OTEL_EXPORTER_OTLP_ENDPOINT of `environment` decide. An unusable
+    value of these turns tracing off, which is logged: variables may be meant for other programs.
     """
     if endpoint:
         return endpoint.rstrip("/") + "/v1/traces"
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return ""
-    traces_url, base = (environment.get(name, "") for name in ENDPOINT_VARIABLES)
-    return traces_url or (base.rstrip("/") + "/v1/traces" if base else "")
+    name = next((name for name in ENDPOINT_VARIABLES if environment.get(name)), "")
+    url = environment.get(name, "")
+    full = name == ENDPOINT_VARIABLES[0]
+    try:
+        check_endpoint(url.partition("?")[0] if full else url, name)
+    except ValueError as error:
+        log.warning("no traces: %s", error)
+        return ""
+    return url if full or not url else url.rstrip("/") + "/v1/traces"
 
 
 def parse_headers(text: str) -> dict[str, str]:

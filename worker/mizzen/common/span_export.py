@@ -121,7 +121,8 @@ class _CountingExporter(SpanExporter):
         self, url: str, headers: HeadersFile, queue: _QueueSize, on_drop: Callable[[int], None]
     ) -> None:
         session = requests.Session()
-        session.auth = _FileHeaders(headers)
+        session.auth = _FileHeaders(headers)  # it also keeps the session from reading a .netrc file
+        session.hooks["response"].append(_refuse_redirect)
         self._queue_size, self._on_drop = queue, on_drop
         self._exporter = OTLPSpanExporter(url, timeout=EXPORT_SECONDS, session=session)
 
@@ -139,6 +140,18 @@ class _CountingExporter(SpanExporter):
     def shutdown(self) -> None:
         """Close the connections to the collector."""
         self._exporter.shutdown()
+
+
+def _refuse_redirect(response: requests.Response, *_: object, **__: object) -> None:
+    """Fail for a redirect, which the SDK counts as success although the collector has taken no spans.
+
+    Redirects are not followed, because another server would get the spans and the headers.
+    """
+    if 300 <= response.status_code < 400:
+        status = response.status_code
+        raise requests.TooManyRedirects(
+            f"the collector redirects (status {status}); use the URL to which it redirects as the endpoint"
+        )
 
 
 class _FileHeaders(AuthBase):

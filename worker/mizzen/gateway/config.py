@@ -29,7 +29,12 @@ class GatewayConfig:
 
     host: str = option(
         "127.0.0.1",
-        "Address of the OpenAI API, which is served on the loopback address too, for `kubectl port-forward`",
+        "Address of the OpenAI API",
+    )
+    loopback: bool = option(
+        True,
+        "Serve the OpenAI API on the loopback address too, which `kubectl port-forward` needs, if --host is "
+        "another address",
     )
     port: int = option(8000, "Port of the OpenAI API", low=0, high=65535)
     admin_host: str = option("127.0.0.1", "Address of /healthz, /readyz, /metrics and the admin API")

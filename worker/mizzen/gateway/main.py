@@ -84,8 +84,9 @@ async def serve(
     shutdown_seconds = int(config.drain_timeout_seconds) + FINAL_SEND_SECONDS
     api = new_server(create_app(config, gateway), shutdown_seconds, tls, LingeringProtocol)
     admin = new_server(create_admin_app(gateway), 1)
+    further = listen_on_loopback(api_socket, process.count > 1) if config.loopback else []
     tasks = [
-        asyncio.create_task(api.serve([api_socket, *listen_on_loopback(api_socket, process.count > 1)])),
+        asyncio.create_task(api.serve([api_socket, *further])),
         asyncio.create_task(admin.serve([admin_socket])),
     ]
     pings = await answer_pings(*admin_socket.getsockname()[:2])
