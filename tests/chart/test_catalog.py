@@ -176,6 +176,15 @@ def test_an_entry_of_ones_own(catalog: Any) -> None:
     assert "accelerator" not in spec and "resources" not in spec["podTemplate"]
 
 
+def test_an_entry_of_ones_own_needs_the_size_of_its_claim(catalog: Any) -> None:
+    entry: dict[str, Any] = {"spec": {"model": {"source": "hf://acme/chat"}}}
+    with pytest.raises(Exception, match=r"catalog\.acme-chat\.disk: set the size of the claim"):
+        render(catalog, "acme-chat", entry)
+    existing = {"cache": {"claimName": "mine"}}
+    model = render(catalog, "acme-chat", entry, defaults={"model": existing})["model"]
+    assert model["cache"] == {"mode": "PersistentVolumeClaim", "claimName": "mine"}
+
+
 def test_labels_and_annotations(catalog: Any) -> None:
     values = {
         "catalog": {"phi-4-h100": ON},

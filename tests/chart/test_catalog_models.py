@@ -57,6 +57,7 @@ def inspect(entry: dict[str, Any], tensor: int, **options: Any) -> Inspection:
 def test_the_configurations_belong_to_models_in_the_catalog() -> None:
     sources = {entry["spec"]["model"]["source"].removeprefix("hf://") for entry in CATALOG.values()}
     assert set(OWN) <= sources <= set(KNOWN | OWN)
+    assert not set(OWN) & set(KNOWN)
 
 
 @pytest.mark.parametrize("name", OWN)

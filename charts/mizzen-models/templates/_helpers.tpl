@@ -54,7 +54,9 @@ kind of GPU, the entry. The rest depends on these: cache, credentials and resour
 {{- $cache := $model.cache | default dict -}}
 {{- if and (eq ($cache.mode | default "") "PersistentVolumeClaim") (not $cache.claimName) -}}
 {{- $_ := set $cache "claimName" (printf "%s-weights" .name) -}}
-{{- if and .entry.disk (not $cache.size) -}}{{- $_ := set $cache "size" .entry.disk -}}{{- end -}}
+{{- if not $cache.size -}}
+{{- $_ := set $cache "size" (required (printf "catalog.%s.disk: set the size of the claim for the weights, or set catalog.%s.spec.model.cache.claimName to an existing claim" .name .name) .entry.disk) -}}
+{{- end -}}
 {{- end -}}
 {{- if and .entry.token (hasPrefix "hf://" $model.source) (not $model.credentialsSecretRef) -}}
 {{- $_ := set $model "credentialsSecretRef" (pick .root.Values.hubToken "name" "key") -}}
