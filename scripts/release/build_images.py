@@ -6,8 +6,8 @@
 
 For each target, the folder gets `TARGET.tar` (the archive), `TARGET.cdx.json` (CycloneDX, from the image) and
 `TARGET.json` (reference, digest, size). With `docker`, BuildKit adds SBOM and provenance to the archive
-itself; with `buildah`, the folder gets `TARGET.provenance.json`. Skopeo pushes the archive, so that the
-registry has the digest in `TARGET.json`.
+itself; with `buildah`, the folder gets `TARGET.provenance.json`. `--push` pushes the archive with skopeo,
+under the digest in `TARGET.json` and without a tag; tag_images.py tags the images of a release together.
 
 Labels and provenance name the commit. `--push` therefore refuses a work tree with local changes, unless
 `--allow-local-changes` is given, as for the registry of a dry run.
@@ -26,6 +26,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from oci_archive import OciArchive
 from provenance import make_statement
@@ -85,8 +86,10 @@ def build_archive(
     subprocess.run([*buildah, "push", "-q", reference, f"oci-archive:{archive}"], check=True)
 
 
-def write_records(options: argparse.Namespace, target: str, parameters: dict[str, str], began: str) -> None:
-    """Write bill of materials, provenance and description of a built image beside its archive."""
+def write_records(
+    options: argparse.Namespace, target: str, parameters: dict[str, str], began: str
+) -> dict[str, Any]:
+    """Write bill of materials, provenance and description of a built image; return the description."""
     out: Path = options.out
     name = f"{options.registry}/mizzen/{target}"
     with OciArchive(out / f"{target}.tar") as image:
@@ -110,6 +113,7 @@ def write_records(options: argparse.Namespace, target: str, parameters: dict[str
             times=(began, now()),
         )
         (out / f"{target}.provenance.json").write_text(json.dumps(statement, indent=1) + "\n")
+    return record
 
 
 def now() -> str:
@@ -117,8 +121,13 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def digest_reference(record: dict[str, Any]) -> str:
+    """Return `NAME@DIGEST` of an image that `TARGET.json` describes."""
+    return f"{record['reference'].rpartition(':')[0]}@{record['digest']}"
+
+
 def push_archive(archive: Path, reference: str, *, plain_http: bool) -> None:
-    """Push an archive with everything in it; the registry keeps its digest."""
+    """Push an archive with everything in it to a reference with its digest."""
     insecure = ["--dest-tls-verify=false"] if plain_http else []
     copy = ["skopeo", "copy", "--all", "--preserve-digests", *insecure]
     subprocess.run([*copy, f"oci-archive:{archive}", f"docker://{reference}"], check=True)
@@ -137,7 +146,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--platform", default="linux/amd64")
     parser.add_argument("--repository", default="https://mizzen.dev", help="URL of the source")
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--push", action="store_true")
+    parser.add_argument("--push", action="store_true", help="push by digest, without a tag")
     parser.add_argument(
         "--allow-local-changes", action="store_true", help="push files that are not committed"
     )
@@ -157,9 +166,9 @@ def main() -> None:
         reference = f"{options.registry}/mizzen/{target}:{arguments['VERSION']}"
         began = now()
         build_archive(options.builder, target, reference, archive, arguments, options.platform)
-        write_records(options, target, arguments, began)
+        record = write_records(options, target, arguments, began)
         if options.push:
-            push_archive(archive, reference, plain_http=options.plain_http)
+            push_archive(archive, digest_reference(record), plain_http=options.plain_http)
 
 
 if __name__ == "__main__":

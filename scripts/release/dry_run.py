@@ -48,6 +48,7 @@ class DryRun:
     def __init__(self, out: Path, options: argparse.Namespace) -> None:
         self.out, self.options, self.version = out, options, read_version()
         self.left_out: list[str] = []
+        self.built: list[str] = []
         self.seconds: dict[str, float] = {}
 
     def step(self, name: str, action: Callable[[], None]) -> None:
@@ -75,6 +76,11 @@ class DryRun:
                 self.step("signatures", lambda: self.sign(registry if address else ""))
             else:
                 self.left_out.append("signatures: cosign is not installed")
+            if address and self.built:
+                self.scan()
+                targets = [part for target in self.built for part in ("--target", target)]
+                command = [self.out / "images", *targets, "--plain-http"]
+                self.step("tags of images", lambda: script("tag_images.py", *command))
 
     def write_notes(self) -> None:
         """Write the release notes, even if the version is marked as unreleased."""
@@ -110,6 +116,15 @@ class DryRun:
             command += ["--out", self.out / "images", "--base", self.options.base, "--allow-local-changes"]
             command += [part for item in self.options.build_arg for part in ("--build-arg", item)]
             self.step(f"image {target}", lambda command=command: script("build_images.py", *command))
+            self.built.append(target)
+
+    def scan(self) -> None:
+        """Scan the images in the registry, if grype is installed."""
+        if not shutil.which("grype"):
+            self.left_out.append("a scan for vulnerabilities: grype is not installed")
+            return
+        records = [self.out / "images" / f"{target}.json" for target in self.built]
+        self.step("scan for vulnerabilities", lambda: script("scan_images.py", *records, "--plain-http"))
 
     def sign(self, registry: str) -> None:
         """Sign and verify files and, with a registry, images and the charts in it."""

@@ -110,7 +110,8 @@ def test_images_of_a_commit_are_pushed(
 ) -> None:
     if changed:
         (clone / changed).write_text("changed")
-    assert build(monkeypatch, options) == ["build", *(["push"] if pushed else [])]
+    reference = "r.example.com/mizzen/gateway@sha256:7"  # without a tag
+    assert build(monkeypatch, options) == ["build", *([f"push {reference}"] if pushed else [])]
 
 
 @pytest.mark.parametrize("changed", ["new.py", "old.py"])
@@ -143,8 +144,9 @@ def build(monkeypatch: pytest.MonkeyPatch, options: list[str]) -> list[str]:
     monkeypatch.setattr("sys.argv", [*command, *options])
     monkeypatch.setattr(build_images, "read_version", lambda: "9.8.7")
     monkeypatch.setattr(build_images, "build_archive", lambda *_: done.append("build"))
-    monkeypatch.setattr(build_images, "write_records", lambda *_: None)
-    monkeypatch.setattr(build_images, "push_archive", lambda *_, **__: done.append("push"))
+    record = {"reference": "r.example.com/mizzen/gateway:9.8.7", "digest": "sha256:7"}
+    monkeypatch.setattr(build_images, "write_records", lambda *_: record)
+    monkeypatch.setattr(build_images, "push_archive", lambda _, name, **__: done.append(f"push {name}"))
     build_images.main()
     return done
 

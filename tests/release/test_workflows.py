@@ -20,6 +20,7 @@ WRITING = {
     ("docs.yml", "publish"): {"contents"},
     ("release.yml", "dist"): {"id-token", "attestations"},
     ("release.yml", "images"): {"packages", "id-token", "attestations"},
+    ("release.yml", "tag"): {"packages"},
     ("release.yml", "chart"): {"packages", "id-token"},
     ("release.yml", "pypi"): {"id-token"},
     ("release.yml", "publish"): {"contents"},
@@ -94,12 +95,17 @@ def test_releases_are_published_only_from_tags_of_versions_after_the_tests() -> 
             assert {"check", "test"} <= needed(name), name
     assert jobs["pypi"]["environment"] == "pypi"
     assert jobs["images"]["strategy"]["fail-fast"] == "false"
-    assert set(jobs["images"]["strategy"]["matrix"]["target"]) == {
-        "operator",
-        "gateway",
-        "engine-cpu",
-        "engine",
-    }
+    images = {"operator", "gateway", "engine-cpu", "engine"}
+    for name in ("images", "scan"):
+        assert set(jobs[name]["strategy"]["matrix"]["target"]) == images
+    assert {"images", "scan"} <= needed("tag")
+    assert "tag" in needed("chart")
+    commands = {name: [step.get("run", "") for step in job["steps"]] for name, job in jobs.items()}
+    assert [name for name, lines in commands.items() if "tag_images.py" in " ".join(lines)] == ["tag"]
+    verify, tag = commands["tag"][-2:]
+    assert "sign.py verify --identity" in verify
+    assert all(f"dist/images/{image}.json" in verify for image in images)
+    assert tag == "python scripts/release/tag_images.py dist/images"
 
 
 def test_no_registry_is_written_into_a_workflow_or_script() -> None:
