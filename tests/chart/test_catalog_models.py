@@ -2,8 +2,8 @@
 """Every entry of the catalog is served by Mizzen and fits on its GPUs, and the API server accepts it.
 
 `catalog_models.json` has the fields of config.json that matter here, of models that are not in
-`known_models.json`, and the numbers of parameters that the hub shows for them. The factors of longrope, which
-change no size, are replaced by 1.
+`known_models.json`, and the numbers of parameters, which agree with the sizes that the publishers state. The
+factors of longrope, which change no size, are replaced by 1.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def test_the_configurations_belong_to_models_in_the_catalog() -> None:
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_the_number_of_parameters_is_that_of_the_hub(name: str) -> None:
+def test_a_model_has_the_stated_number_of_parameters(name: str) -> None:
     result = inspect_model(ModelFiles(name=name, fields=Fields(OWN[name]["config"])), EngineConfig(model="m"))
     assert result.parameters == OWN[name]["expect"]["parameters"]
     assert result.implementation == OWN[name]["expect"]["implementation"]
