@@ -65,6 +65,13 @@ def test_lists_of_layers_are_checked_before_they_are_read() -> None:
     assert "num_hidden_layers must be at most 10000, not 1000000000" in result.reason
 
 
+def test_older_checkpoints_of_ernie_are_served() -> None:
+    name = "baidu/ERNIE-4.5-0.3B-PT"
+    result = inspect(name, architectures=["Ernie4_5_ForCausalLM"], auto_map={"AutoModel": "m.Ernie4_5_Model"})
+    assert (result.implementation, result.family) == ("native", "ERNIE 4.5")
+    assert result.parameters == inspect(name).parameters
+
+
 def test_patterns_of_sliding_windows_may_be_texts() -> None:
     name = "LGAI-EXAONE/EXAONE-4.0-32B"
     kinds = ["full_attention"] + ["sliding_attention"] * 63

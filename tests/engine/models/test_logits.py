@@ -51,6 +51,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "head_dim": 16,
     },
     "biases": {"attention_bias": True, "mlp_bias": True},
+    "exact-gelu": {"hidden_act": "gelu"},
 }
 
 

@@ -166,10 +166,12 @@ def test_foreign_tensor_names_are_listed_next_to_missing_ones(folder: Path) -> N
         load(folder)
 
 
-def test_integer_tensors_are_rejected(folder: Path) -> None:
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3")])
+def test_tensors_of_quantized_weights_are_rejected(folder: Path, dtype: torch.dtype, kind: str) -> None:
+    """They are not converted, even if config.json has no quantization_config."""
     name = "model.layers.1.mlp.up_proj.weight"
-    change_weights(folder, lambda weights: weights.update({name: weights[name].to(torch.int8)}))
-    with pytest.raises(WeightsError, match=r"layers\.1\.mlp\.up_proj\.weight is I8: quantized"):
+    change_weights(folder, lambda weights: weights.update({name: weights[name].to(dtype)}))
+    with pytest.raises(WeightsError, match=rf"layers\.1\.mlp\.up_proj\.weight is {kind}: quantized"):
         load(folder)
 
 

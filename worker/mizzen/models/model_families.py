@@ -65,7 +65,11 @@ FAMILIES: tuple[Family, ...] = (
         {cohere.COHERE: cohere.parse_cohere, cohere.COHERE2: cohere.parse_cohere2},
         ("Cohere2VisionForConditionalGeneration",),
     ),
-    Family("ERNIE 4.5", "ERNIE 4.5 0.3B", {ernie.ARCHITECTURE: ernie.parse_config}),
+    Family(
+        "ERNIE 4.5",
+        "ERNIE 4.5 0.3B",
+        {ernie.ARCHITECTURE: ernie.parse_config, ernie.OLD_ARCHITECTURE: ernie.parse_config},
+    ),
     Family("EXAONE 4.0", "EXAONE 4.0 1.2B and 32B", {exaone4.ARCHITECTURE: exaone4.parse_config}),
     Family(
         "Gemma",

@@ -8,6 +8,8 @@ from mizzen.models.hf_fields import Fields
 from mizzen.models.rope_config import read_rope
 
 ARCHITECTURE = "Ernie4_5ForCausalLM"
+OLD_ARCHITECTURE = "Ernie4_5_ForCausalLM"
+"""Name of the class before Transformers contained it, which older checkpoints list."""
 
 
 def parse_config(fields: Fields) -> ModelConfig:
