@@ -85,6 +85,12 @@ def test_sizes_are_those_of_the_code() -> None:
     assert windows == [(1, None), (1, 9)]
 
 
+def test_parameters_are_counted_without_files() -> None:
+    result = inspect(KNOWN["google/gemma-7b"]["config"], gpu="40 GiB", memory=40 << 30)
+    assert (result.parameters, result.weight_bytes) == (8_537_680_896, 2 * 8_537_680_896)
+    assert [fit.longest_request for fit in result.memory_fits] == [8192, 8192]
+
+
 def test_without_torch_the_result_says_that_it_is_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config("GPT2", OTHERS["GPT2"])
     assert "were checked, as when the engine starts" in format_inspection(inspect(config))

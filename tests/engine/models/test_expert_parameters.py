@@ -41,7 +41,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def count(config: dict[str, Any], architecture: str) -> int:
-    return read_model(Fields({**config, "architectures": [architecture]})).mixture_parameters
+    return read_model(Fields({**config, "architectures": [architecture]})).transformers_parameters
 
 
 @pytest.mark.parametrize("sparse", [{}, {"decoder_sparse_step": 2, "mlp_only_layers": [1]}])

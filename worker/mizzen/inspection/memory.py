@@ -64,13 +64,13 @@ def count_loaded(config: ModelConfig, weights: WeightFiles | None, ranks: int = 
     """Return the number of parameters that one of `ranks` ranks loads; 0 if it is unknown.
 
     If Transformers implements the model, its files tell the number. If their headers are unknown, it is
-    derived from the size of the files and the data type in config.json. Without files, only the number of a
-    known mixture of experts is derived from config.json.
+    derived from the size of the files and the data type in config.json. Without files, it is known if the
+    model's code was checked, or if it is a known mixture of experts.
     """
     if config.implementation == "native":
         return count_parameters(config, ranks)
     if weights is None:
-        return -(-config.mixture_parameters // ranks)
+        return -(-config.transformers_parameters // ranks)
     return -(-(weights.elements or weights.size // ELEMENT_BYTES[config.dtype]) // ranks)
 
 

@@ -40,8 +40,9 @@ class ModelConfig:
     intermediate_size: int
     expert_width: int = 0
     """Width of all experts together that one token runs through; 0 without a mixture of experts."""
-    mixture_parameters: int = 0
-    """Number of parameters of a mixture of experts, as config.json implies it; 0 if it is unknown."""
+    transformers_parameters: int = 0
+    """Number of parameters of a model that runs through Transformers; 0 if it is unknown. From config.json
+    alone, only that of some mixtures of experts is known."""
     layers: int
     heads: int
     kv_heads: int

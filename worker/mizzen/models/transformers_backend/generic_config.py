@@ -132,4 +132,4 @@ def read_generic_config(fields: Fields, architecture: str) -> ModelConfig:
         dtype=dtype,
         end_token_ids=read_token_ids(fields),
     )
-    return replace(config, mixture_parameters=count_mixture(fields, config))
+    return replace(config, transformers_parameters=count_mixture(fields, config))

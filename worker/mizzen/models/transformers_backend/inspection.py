@@ -81,6 +81,7 @@ def inspect_model(folder: Path, config: ModelConfig, dtype: torch.dtype, ranks: 
         head_dim=single_value(name, "head_dim", [call.head_dim for call in calls]),
         windows=tuple(windows),
         tie_embeddings=bool(getattr(hf_config, "tie_word_embeddings", False)),
+        transformers_parameters=sum(parameter.numel() for parameter in model.parameters()),
         block=BlockConfig(
             attention_scale=single_value(name, "the attention's scaling", [call.scale for call in calls]),
             attention_softcap=single_value(name, "the attention's softcap", [call.softcap for call in calls]),
