@@ -7,8 +7,8 @@ things that these modules need:
 - `-l:NAME` links the library NAME in the folder `lib` beside TCC. There is only `libcuda.so.1`, which is
   empty: at run time, the loader takes the library of the driver.
 - The modules get a header that forbids an executable stack. Without it, glibc 2.41 and later refuse them.
-- Headers come from the folder `include` alone, so that the image needs no packages for development. Its file
-  `search.txt` lists the folders in it that are searched.
+- Headers of libc and Python come from the folder `include` alone, so that the image needs no packages for
+  development. Its file `search.txt` lists the folders in it that are searched, before all others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def translate(arguments: list[str]) -> list[str]:
         translated.append(str(library))
     # Symbols of libc and Python are resolved when a process loads the module: it has both.
     folders = (HOME / "include/search.txt").read_text().split()
-    search = [f"-isystem{HOME / 'include' / folder}" for folder in folders]
+    search = [f"-I{HOME / 'include' / folder}" for folder in folders]
     return [f"-B{HOME}", "-nostdlib", "-nostdinc", *search, *translated, str(HOME / "libtcc1.a")]
 
 

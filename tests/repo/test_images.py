@@ -168,7 +168,7 @@ def test_the_compiler_of_the_engine_image_reads_only_its_own_files(compiler: Pat
     command = [sys.executable, "-IS", str(compiler), "module.c", "-O3", "-I/folder", "-l:libcuda.so.1"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True)
     home = tmp_path / "libexec/tcc"
-    search = f"-isystem{home}/include/python -isystem{home}/include/usr/include"
+    search = f"-I{home}/include/python -I{home}/include/usr/include"
     library = f"module.c -O3 -I/folder {home}/lib/libcuda.so.1 {home}/libtcc1.a"
     assert shown.stdout == f"-B{home} -nostdlib -nostdinc {search} {library}\n"
     refused = subprocess.run([*command, "-lm"], capture_output=True, text=True, check=False)
