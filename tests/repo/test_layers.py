@@ -14,11 +14,22 @@ import pytest
 from source_code import parse_source
 
 ROOT = Path(__file__).parents[2]
-LAYERS = {"common", "core", "layers", "attention", "models", "weights", "parallel", "kernels"}
+LAYERS = {
+    "common",
+    "core",
+    "quantization",
+    "layers",
+    "attention",
+    "models",
+    "weights",
+    "parallel",
+    "kernels",
+}
 MAY_IMPORT: dict[str, set[str]] = {
     "common": {"common"},
     "core": {"common", "core"},
     "wire": {"common", "core", "wire"},
+    "quantization": {"common", "models", "quantization"},
     "layers": LAYERS,
     "attention": LAYERS,
     "models": LAYERS,
@@ -29,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": LAYERS | {"engine", "wire", "server"},
     "gateway": {"common", "core", "wire", "gateway"},
     "fetch": {"common", "core", "fetch", "inspection"},
-    "inspection": {"engine", "inspection", "layers", "models", "weights"},
+    "inspection": {"engine", "inspection", "layers", "models", "quantization", "weights"},
     "offline": LAYERS | {"engine", "wire", "server", "gateway", "offline", "progress"},
     "commands": LAYERS
     | {"engine", "wire", "server", "gateway", "fetch", "inspection", "commands", "offline"},
@@ -58,7 +69,7 @@ OPERATOR_BASE = {"config", "metrics"}
 """Modules of the operator that every package may import; they import only each other and `api`."""
 OPERATOR_PROGRAMS = {"check": {"api", "kube"}, "chart": {"api", "kube"}, "cli": {"main"}}
 """Modules that only `main` and other programs import, each with the packages that the module may import."""
-NO_TORCH = ("common", "core", "wire", "gateway", "fetch", "inspection", "commands")
+NO_TORCH = ("common", "core", "wire", "gateway", "fetch", "inspection", "commands", "quantization")
 
 
 def imports(path: Path) -> set[str]:
