@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from common_parts import mixed_step
-from common_parts.arguments import number, positive
+from common_parts.arguments import natural, number, positive
 from common_parts.engine_options import parse_checked_args
 from common_parts.gpu import benchmark_parser, check_ended, drain, fail, load, median, print_startup, run
 from common_parts.tables import Table
@@ -147,6 +147,9 @@ def main() -> None:
         nargs="+",
         default=[128, 512, 2048],
         help="tokens of the chunk of single steps",
+    )
+    parser.add_argument(
+        "--chunk-start", type=natural, default=0, help="tokens of the prompt before the chunk of single steps"
     )
     own = {"max_step_milliseconds": "max_step_milliseconds"}
     args = parse_checked_args(parser, own, batch=4, context=256, prompts=2, chunk_tokens=[16, 64])

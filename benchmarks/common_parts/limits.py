@@ -72,15 +72,15 @@ class Limits:
         """Return the minimum seconds of a step that decodes `batch` rows of `context` tokens each."""
         return self.mixed(batch, context, 0)
 
-    def mixed(self, batch: int, context: float, chunk: int) -> float:
-        """Return the minimum seconds of a step with decodes and `chunk` tokens at the start of a prompt.
+    def mixed(self, batch: int, context: float, chunk: int, start: int = 0) -> float:
+        """Return the minimum seconds of a step with decodes and `chunk` tokens behind `start` cached ones.
 
         The times of the GEMMs and of reading the KV add up: within a layer, GEMMs and attention wait for each
         other, and the KV of a large batch does not fit in the GPU's caches, so it cannot be prefetched.
         """
         operations = 2 * self.body * (batch + chunk) + 2 * self.head * (batch + bool(chunk))
         gemms = max(self.element * (self.body + self.head) / self.bandwidth, operations / self.flops)
-        attention = (self.operations(chunk) - 2 * self.body * chunk) / self.flops
+        attention = (self.operations(chunk, start) - 2 * self.body * chunk) / self.flops
         return (gemms + attention + batch * self.kv_bytes(context) / self.bandwidth) / self.gpus
 
     def operations(self, tokens: int, start: int = 0) -> float:

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time of one step with decodes and one prefill chunk, by how its attention is run, for `mixed.py`.
 
-The step has `--batch` decodes whose contexts have `--context` tokens, and a chunk at the start of a prompt.
-Each variant is a captured graph of the whole forward pass, from the token ids to the logits:
+The step has `--batch` decodes whose contexts have `--context` tokens, and a chunk of a prompt, behind
+`--chunk-start` tokens of that prompt. Each variant is a captured graph of the whole forward pass, from the
+token ids to the logits:
 
-    sequences          what the engine runs: decodes and chunk in one call of FlashAttention 3
-    packed             the same; query heads that share a KV head are packed into one tile
-    one split          the same; contexts are not split
-    packed, one split  both
+    sequences          decodes and chunk in one call of FlashAttention 3
     apart              decodes with the engine's decode kernel, the chunk with FlashAttention 3
     apart by length    the same, with length-aware splits of the decodes
+    few chunks         the same, for at most two chunks, whose contexts are split
     eager              without a graph; decodes and chunk apart
     eager and sampled  the same, with sampling, as the engine runs a step that is not captured
 
@@ -37,7 +36,7 @@ from common_parts.limits import Limits, limits_of
 from common_parts.shapes import shape_folder
 from common_parts.tables import Table
 from mizzen.attention.base import DevicePlannedDecode, MixedAttention, StepAttention
-from mizzen.attention.mixed_batches import MixedPlanner, select_planner
+from mizzen.attention.mixed_batches import MixedPlanner, MixedPlanners, select_planners
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.prefill_budget import PrefillBudget
 from mizzen.core.step_plan import PageWrites, PrefillChunk, StepPlan
@@ -53,12 +52,6 @@ from mizzen.engine.loading.warmup import compile_kernels
 from mizzen.engine.uploader import Uploader
 from mizzen.models.registry import read_config
 
-TUNINGS: dict[str, dict[str, Any]] = {
-    "packed": {"pack_gqa": True},
-    "one split": {"num_splits": 1},
-    "packed, one split": {"pack_gqa": True, "num_splits": 1},
-}
-"""Settings of FlashAttention 3, by variant."""
 PLANNERS = {"sequences": "sequences", "apart": "apart", "apart by length": "apart-by-length"}
 """Planner of attention, by variant."""
 SIMULATED_STEPS = 400
@@ -72,6 +65,8 @@ class Rig:
     page_size: int
     rows: int
     """Number of decodes."""
+    chunk_start: int
+    """Number of tokens of the prompt that precede the chunk."""
 
     @classmethod
     def make(cls, args: argparse.Namespace, folder: Path) -> Rig:
@@ -79,7 +74,7 @@ class Rig:
         given = {name: value for name, value in engine_options(args).items() if name != "skip_tokenizer"}
         options = EngineOptions(model=str(folder), device=args.device, load_format="dummy", **given)
         model = make_model(options, read_config(folder), lambda done, total: None)
-        page, longest = options.page_size, max(args.context, *args.chunk_tokens) + 1
+        page, longest = options.page_size, max(args.context, args.chunk_start + max(args.chunk_tokens)) + 1
         rows, columns = args.batch, -(-longest // page)
         pages = (rows + 1) * columns
         attention = make_attention_with_kv(
@@ -99,7 +94,8 @@ class Rig:
         if args.device == "cuda" and not attention.kv.quantized:
             attention.kv.keys.normal_()
             attention.kv.values.normal_()
-        return cls(StepExecutor(model, attention, state, upload, fused=uses_own_kernels(options)), page, rows)
+        step = StepExecutor(model, attention, state, upload, fused=uses_own_kernels(options))
+        return cls(step, page, rows, args.chunk_start)
 
     @property
     def attention(self) -> MixedAttention:
@@ -112,9 +108,9 @@ class Rig:
         return self.step.upload.device
 
     def plan(self, chunk_tokens: int) -> StepPlan:
-        """Return a step with all decodes and a chunk at the start of a prompt; 0 for no chunk."""
+        """Return a step with all decodes and a chunk of a prompt; 0 for no chunk."""
         tokens = np.arange(chunk_tokens, dtype=np.int32) % 100
-        chunk = PrefillChunk(slot=self.rows, start=0, tokens=tokens, last=True)
+        chunk = PrefillChunk(slot=self.rows, start=self.chunk_start, tokens=tokens, last=True)
         return StepPlan(
             step=1,
             decode=np.arange(self.rows, dtype=np.int32),
@@ -148,7 +144,7 @@ class Rig:
             self.step.upload,
             [len(layout.slots)],
             self.rows + 1,
-            planner,
+            MixedPlanners(planner),
         )
         compile_kernels(self.step, {len(layout.slots), self.rows + 1}, self.device, 8)
         graphs.capture(torch.cuda.current_stream())
@@ -177,18 +173,17 @@ class Rig:
 
 def planners(rig: Rig) -> Iterator[tuple[str, MixedPlanner]]:
     """Yield the name and the planner of each captured variant; print why others cannot run."""
-    from mizzen.attention.flash_attention3 import FlashAttention3, SequenceTuning
-
-    prefill, decode = rig.attention.prefill, rig.attention.decode
+    few_chunks = None
     for name, planner in PLANNERS.items():
         try:
-            yield name, select_planner(prefill, decode, rig.rows, planner)
+            selected = select_planners(rig.attention.prefill, rig.attention.decode, rig.rows, planner)
         except ValueError as error:
             print(f"  {name}: {error}")
-    if isinstance(prefill, FlashAttention3):
-        for name, tuning in TUNINGS.items():
-            tuned = FlashAttention3(prefill.geometry, prefill.kv, SequenceTuning(**tuning))
-            yield name, select_planner(tuned, decode, rig.rows, "sequences")
+            continue
+        few_chunks = selected.few_chunks or few_chunks
+        yield name, selected.any_chunks
+    if few_chunks is not None:
+        yield "few chunks", few_chunks
 
 
 def simulate_budget(
@@ -249,7 +244,7 @@ def measure_variants(
 
     def record(name: str, chunk: int, step: Callable[[], object]) -> float:
         seconds = seconds_of(lambda: (step(), None)[1], rig.device, args.rounds)
-        limit = limits.mixed(args.batch, args.context, chunk)
+        limit = limits.mixed(args.batch, args.context, chunk, args.chunk_start)
         added = f"{(seconds - alone) / chunk * 1e6:.1f} us per prompt token" if chunk else ""
         work = f"{args.batch}+{chunk}, {name}" if chunk else name
         table.row(work, seconds * 1e3, limit * 1e3, "ms", added)

@@ -14,10 +14,10 @@ from mizzen.attention.base import Geometry, PagedKV, PageTable, PlannedAttention
 from mizzen.attention.mixed_batches import (
     DeviceBatch,
     MixedPlanner,
-    choose_planner,
+    choose_planners,
     plan_as_sequences,
     plan_decodes_apart,
-    select_planner,
+    select_planners,
 )
 from mizzen.attention.reference import ReferenceAttention
 
@@ -35,6 +35,10 @@ class DevicePlanned(ReferenceAttention):
         self.pages = pages
         self.decode_lengths: list[int] = []
         """Lengths of the rows of the last planned decodes."""
+        self.sequences = 0
+        """Number of sequences of the last plan."""
+        self.split = False
+        """Whether the contexts of the last plan may be split."""
 
     def plan_sequences(self, starts: list[int], slots: list[int], lengths: list[int]) -> PlannedAttention:
         counts = [end - start for start, end in pairwise(starts)]
@@ -56,7 +60,10 @@ class DevicePlanned(ReferenceAttention):
         lengths: torch.Tensor,
         table: torch.Tensor,
         longest: int,
+        *,
+        split: bool = True,
     ) -> PlannedAttention:
+        self.sequences, self.split = len(slots), split
         assert starts.dtype == slots.dtype == lengths.dtype == torch.int32 and longest == TOKENS
         assert int(lengths.min()) >= 1 and bool((starts.diff() >= 0).all())
         return self.plan_sequences(starts.tolist(), slots.tolist(), lengths.tolist())
@@ -107,21 +114,23 @@ CHUNKS = [QueryChunk(slot=2, start=0, count=9), QueryChunk(slot=4, start=7, coun
 
 @pytest.mark.parametrize("most", [3, SLOTS, TOKENS + 1])
 @pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("max_chunks", [None, 2, SLOTS - 1, SLOTS])
 @pytest.mark.parametrize(
     ("decodes", "chunks"),
     [
         ([(3, 1), (0, 30), (1, 6)], CHUNKS),
+        ([(3, 1), (0, 30), (1, 6)], CHUNKS[:1]),
         ([], CHUNKS),
         ([(1, 13)], [QueryChunk(slot=0, start=3, count=TOKENS - 1)]),  # no padding
     ],
 )
 def test_each_sequence_has_its_own_attention(
-    decodes: list[tuple[int, int]], chunks: list[QueryChunk], apart: bool, most: int
+    decodes: list[tuple[int, int]], chunks: list[QueryChunk], apart: bool, most: int, max_chunks: int | None
 ) -> None:
     backend = make_backend()
     planner: MixedPlanner = plan_as_sequences(backend)
     if apart:
-        planner = plan_decodes_apart(backend, backend, most, split_by_length=False)
+        planner = plan_decodes_apart(backend, backend, most, split_by_length=False, max_chunks=max_chunks)
     plan = planner(make_batch(decodes, chunks, backend.pages.device))
     q = torch.randn(TOKENS, GEOMETRY.heads, GEOMETRY.head_dim)
     sequences = [QueryChunk(slot=slot, start=length - 1, count=1) for slot, length in decodes] + chunks
@@ -134,6 +143,18 @@ def test_each_sequence_has_its_own_attention(
     if apart:
         rows = min(most, TOKENS)
         assert backend.decode_lengths == [length for _, length in decodes] + [1] * (rows - len(decodes))
+        assert backend.sequences == min((max_chunks or SLOTS) + 1, SLOTS + 1)
+        assert backend.split == (max_chunks is not None)
+
+
+def test_padding_is_one_of_the_sequences_of_few_chunks() -> None:
+    backend = make_backend()
+    planner = plan_decodes_apart(backend, backend, 3, split_by_length=False, max_chunks=2)
+    q = torch.randn(TOKENS, GEOMETRY.heads, GEOMETRY.head_dim)
+    out = torch.full_like(q, torch.nan)
+    batch = make_batch([(0, 9)], [QueryChunk(slot=2, start=0, count=TOKENS - 2)], backend.pages.device)
+    planner(batch)(0, q, None, None, out)
+    assert bool(torch.isfinite(out).all())
 
 
 def test_length_aware_splits_need_a_backend_that_supports_them() -> None:
@@ -145,11 +166,18 @@ def test_length_aware_splits_need_a_backend_that_supports_them() -> None:
 def test_the_first_planner_that_the_backends_support_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = make_backend()
     monkeypatch.setattr(mixed_batches, "PREFERRED_PLANNERS", ("apart-by-length", "apart", "sequences"))
-    choose_planner(backend, backend, 3)(make_batch([(0, 9)], CHUNKS, backend.pages.device))
-    assert backend.decode_lengths == [9, 1, 1]
+    batch = make_batch([(0, 9)], CHUNKS, backend.pages.device)
+    planners = choose_planners(backend, backend, 3)
+    planners.any_chunks(batch)
+    assert backend.decode_lengths == [9, 1, 1] and not backend.split
+    assert planners.few_chunks is not None
+    planners.few_chunks(batch)
+    assert backend.split
     host_planned = ReferenceAttention(GEOMETRY, backend.kv)
-    choose_planner(backend, host_planned, 3)(make_batch([(0, 9)], CHUNKS, backend.pages.device))
+    planners = choose_planners(backend, host_planned, 3)
+    planners.any_chunks(batch)
+    assert backend.sequences == SLOTS + 1 and planners.few_chunks is None
     with pytest.raises(ValueError, match="apart: the prefill backend needs lengths on the host"):
-        choose_planner(host_planned, backend, 3)
+        choose_planners(host_planned, backend, 3)
     with pytest.raises(ValueError, match="unknown planner 'fast'"):
-        select_planner(backend, backend, 3, "fast")
+        select_planners(backend, backend, 3, "fast")

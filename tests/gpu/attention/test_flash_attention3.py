@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partialmethod
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from attention_kit import SLOTS, CapturedBatch, check_mixed, close, make_kv
 from hopper import WITH_FA3
 
 from mizzen.attention.base import DecodeRows, Geometry, PagedKV, QueryChunk
-from mizzen.attention.flash_attention3 import FlashAttention3, SequenceTuning
+from mizzen.attention.flash_attention3 import FlashAttention3
 from mizzen.attention.flash_decode import FlashDecodeAttention
 from mizzen.attention.reference import ReferenceAttention
 from mizzen.attention.registry import make_attention
@@ -42,21 +43,17 @@ def test_any_number_of_query_heads_share_a_kv_head(groups: int) -> None:
     check_mixed(FlashAttention3(geometry, kv), geometry, kv, pages, torch.bfloat16)
 
 
-@pytest.mark.parametrize(
-    "tuning",
-    [
-        SequenceTuning(pack_gqa=True),
-        SequenceTuning(num_splits=1),
-        SequenceTuning(num_splits=3),
-        SequenceTuning(pack_gqa=True, num_splits=1),
-    ],
-    ids=str,
-)
+class UnsplitAttention(FlashAttention3):
+    """The backend without splits of contexts in plans of sequences."""
+
+    plan_on_device = partialmethod(FlashAttention3.plan_on_device, split=False)  # type: ignore[assignment]
+
+
 @pytest.mark.parametrize("page", [16, 128])
-def test_tuned_sequences_equal_the_reference(page: int, tuning: SequenceTuning) -> None:
+def test_unsplit_sequences_equal_the_reference(page: int) -> None:
     geometry = Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None, 100))
     kv, pages = make_kv(geometry, page, torch.bfloat16)
-    check_mixed(FlashAttention3(geometry, kv, tuning), geometry, kv, pages, torch.bfloat16)
+    check_mixed(UnsplitAttention(geometry, kv), geometry, kv, pages, torch.bfloat16)
 
 
 @pytest.mark.parametrize("groups", [1, 4, 5])

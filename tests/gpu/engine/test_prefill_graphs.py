@@ -14,9 +14,10 @@ import transformers
 from hopper import WITH_FA3
 
 from mizzen import LLM, SamplingParams
-from mizzen.attention.mixed_batches import select_planner
+from mizzen.attention.mixed_batches import select_planners
 from mizzen.core.step_plan import PageWrites, PrefillChunk, StepPlan
 from mizzen.engine.config import EngineOptions
+from mizzen.engine.execution import prefill_graphs
 from mizzen.engine.execution.forward_batch import BatchLayout
 from mizzen.engine.execution.prefill_graphs import PrefillGraphs, token_sizes
 from mizzen.engine.execution.slot_state import SlotState
@@ -82,7 +83,7 @@ class StepRunner:
         self.state = SlotState(SLOTS, COLUMNS, upload, scratch_page=pages)
         self.step = StepExecutor(self.model, self.attention, self.state, upload, fused=True)
         if sizes is not None:
-            planned = select_planner(self.attention.prefill, self.attention.decode, SLOTS, planner)
+            planned = select_planners(self.attention.prefill, self.attention.decode, SLOTS, planner)
             self.graphs = PrefillGraphs(self.model, self.attention, self.state, upload, sizes, SLOTS, planned)
             self.graphs.capture(torch.cuda.Stream())
         table = np.random.default_rng(1).permutation(pages).astype(np.int32).reshape(SLOTS, COLUMNS)
@@ -144,10 +145,14 @@ def make_random_plans(rng: np.random.Generator, max_tokens: int) -> list[StepPla
     return random_plans
 
 
+@pytest.mark.parametrize("long_context", [64, prefill_graphs.LONG_CONTEXT])
 @pytest.mark.parametrize(
     ("planner", "decode"), [("sequences", "fa3"), ("apart", "split"), ("apart-by-length", "split")]
 )
-def test_logits_and_kv_equal_eager_steps(folder: Path, planner: str, decode: str) -> None:
+def test_logits_and_kv_equal_eager_steps(
+    folder: Path, planner: str, decode: str, long_context: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_graphs, "LONG_CONTEXT", long_context)
     with torch.inference_mode():
         exact = StepRunner(folder, dtype="float32", attention="reference")
         eager = StepRunner(folder, dtype="bfloat16", attention="fa3")

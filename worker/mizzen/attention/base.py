@@ -246,6 +246,8 @@ class DevicePlannedSequences(Protocol):
         lengths: torch.Tensor,
         table: torch.Tensor,
         longest: int,
+        *,
+        split: bool = True,
     ) -> PlannedAttention:
         """Plan a batch of query sequences; each sequence consists of the last tokens of a slot.
 
@@ -258,6 +260,9 @@ class DevicePlannedSequences(Protocol):
                 nothing and yield zeros.
             table: Page table, int32 [slots, columns].
             longest: Maximum number of queries in a sequence.
+            split: Whether contexts may be split among thread blocks, whose results are then combined. This
+                makes attention of few queries to a long context faster. It costs time in proportion to the
+                number of sequences times `longest`, even if all sequences are short.
         """
         ...
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -60,32 +58,15 @@ def flash_window(window: int | None, causal: bool) -> tuple[int, int]:
     return (-1, 0 if causal else -1) if window is None else (window - 1, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceTuning:
-    """Choices of the kernel for sequences; with the defaults, the kernel's heuristics choose."""
-
-    pack_gqa: bool | None = None
-    """Whether query heads that share a KV head fill one tile together, so that their KV is read once."""
-    num_splits: int = 0
-    """Number of parts into which a context is split; 0 for the heuristic."""
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The keyword arguments of the kernel and its scheduler; defaults are left out."""
-        packed = {} if self.pack_gqa is None else {"pack_gqa": self.pack_gqa}
-        return packed | ({"num_splits": self.num_splits} if self.num_splits else {})
-
-
 class FlashAttention3(AttentionBackend):
     """FlashAttention 3 backend: per layer, one kernel call for all decodes and one for all prefill chunks."""
 
-    def __init__(self, geometry: Geometry, kv: PagedKV, tuning: SequenceTuning | None = None) -> None:
+    def __init__(self, geometry: Geometry, kv: PagedKV) -> None:
         """Load the kernels.
 
         Args:
             geometry: Shape of the model's attention.
             kv: The KV cache.
-            tuning: Choices of the kernel for sequences (`plan_on_device`); None for its own heuristics.
 
         Raises:
             ValueError: the device, dtype or geometry is not supported.
@@ -98,7 +79,6 @@ class FlashAttention3(AttentionBackend):
 
         self.attention_kernel = flash_attn_with_kvcache
         self.schedule = get_scheduler_metadata
-        self.tuning = tuning or SequenceTuning()
         paged = (kv.keys.shape[0], -1, kv.page_size, geometry.kv_heads, geometry.head_dim)
         self.keys, self.values = kv.keys.view(paged), kv.values.view(paged)
         self.scales: torch.Tensor | None = None
@@ -185,6 +165,8 @@ class FlashAttention3(AttentionBackend):
         lengths: torch.Tensor,
         table: torch.Tensor,
         longest: int,
+        *,
+        split: bool = True,
     ) -> PlannedAttention:
         """Plan sequences of any lengths from device tensors only; may be captured in a graph.
 
@@ -195,8 +177,10 @@ class FlashAttention3(AttentionBackend):
             lengths: Number of tokens whose KV the last query of each sequence reads, int32 [sequences].
             table: Page table, int32 [slots, columns].
             longest: Maximum number of queries in a sequence.
+            split: Whether the kernel may split contexts among thread blocks.
         """
-        geometry, page, tuned = self.geometry, self.kv.page_size, self.tuning.arguments
+        geometry, page = self.geometry, self.kv.page_size
+        splits = {} if split else {"num_splits": 1}
         schedules = {
             window: self.schedule(
                 batch_size=len(slots),
@@ -212,7 +196,7 @@ class FlashAttention3(AttentionBackend):
                 causal=True,
                 window_size=flash_window(window, causal=True),
                 has_softcap=geometry.softcap is not None,
-                **tuned,
+                **splits,
             )
             for window in set(geometry.windows)
         }
@@ -236,7 +220,7 @@ class FlashAttention3(AttentionBackend):
                 softcap=geometry.softcap or 0.0,
                 sinks=self.kv.layer_sinks(layer),
                 out=out,
-                **tuned,
+                **splits,
             )
 
         return run

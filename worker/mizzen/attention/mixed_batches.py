@@ -53,13 +53,27 @@ class DeviceBatch:
         return len(self.slots)
 
 
-PREFERRED_PLANNERS = ("sequences",)
-"""Names of planners (see `select_planner`), the fastest one first; an engine uses the first one that its
+PREFERRED_PLANNERS = ("apart-by-length", "apart", "sequences")
+"""Names of planners (see `select_planners`), the fastest one first; an engine uses the first one that its
 backends support. `benchmarks/mixed.py --one-step` compares them."""
+FEW_CHUNKS = 2
+"""Maximum number of chunks of a batch whose contexts may be split among thread blocks. Combining the parts
+costs time for each chunk that the captured batch has room for."""
 MixedPlanner = Callable[[DeviceBatch], PlannedAttention]
 """Plans the attention of a captured batch, and may itself be captured.
 
 The planned attention writes the output of all decodes and chunks; that of padding may be any finite value."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPlanners:
+    """Planners of batches with different chunks."""
+
+    any_chunks: MixedPlanner
+    """Plans batches with any number of chunks."""
+    few_chunks: MixedPlanner | None = None
+    """Plans batches of at most `FEW_CHUNKS` chunks, and is faster if these have few tokens and long contexts;
+    None if `any_chunks` is as fast."""
 
 
 def plan_as_sequences(backend: DevicePlannedSequences) -> MixedPlanner:
@@ -73,13 +87,49 @@ def plan_as_sequences(backend: DevicePlannedSequences) -> MixedPlanner:
     return plan
 
 
+def plan_chunks(
+    backend: DevicePlannedSequences, batch: DeviceBatch, count: torch.Tensor, max_chunks: int | None
+) -> PlannedAttention:
+    """Plan the chunks and the padding of a batch, but not its decodes.
+
+    Args:
+        backend: Backend of chunks.
+        batch: The batch.
+        count: Number of decodes, int32 [].
+        max_chunks: Maximum number of chunks, whose contexts may then be split; None for any number.
+    """
+    sequences = len(batch.lengths)
+    index = torch.arange(sequences, device=count.device)
+    if max_chunks is None or max_chunks + 1 >= sequences:
+        # Decodes are sequences without queries.
+        return backend.plan_on_device(
+            torch.maximum(batch.starts, count),
+            batch.sequence_slots,
+            torch.where(index < count, 1, batch.lengths),
+            batch.table,
+            batch.tokens,
+            split=max_chunks is not None,
+        )
+    # The padding follows the chunks as one sequence; sequences behind it are empty.
+    kept = (index[: max_chunks + 2] + count).clamp_(max=sequences)
+    last = kept[:-1].clamp(max=sequences - 1)
+    return backend.plan_on_device(
+        batch.starts[kept], batch.sequence_slots[last], batch.lengths[last], batch.table, batch.tokens
+    )
+
+
 def plan_decodes_apart(
-    prefill: DevicePlannedSequences, decode: DevicePlannedDecode, most: int, *, split_by_length: bool
+    prefill: DevicePlannedSequences,
+    decode: DevicePlannedDecode,
+    most: int,
+    *,
+    split_by_length: bool,
+    max_chunks: int | None = None,
 ) -> MixedPlanner:
     """Return a planner that runs decodes with the decode backend, and chunks with the prefill backend.
 
     The first `most` tokens are rows of the decode kernel. Rows that are no decodes read one token of the
-    scratch slot, and their result is dropped. For the prefill backend, decodes are sequences without queries.
+    scratch slot, and their result is dropped.
 
     Args:
         prefill: Backend of chunks.
@@ -87,6 +137,8 @@ def plan_decodes_apart(
         most: Maximum number of decodes.
         split_by_length: Whether decodes use length-aware splits. With equal splits, a few long contexts in a
             batch of few decodes are slow, because the number of splits is that of `most` rows.
+        max_chunks: Maximum number of chunks, whose contexts may then be split among thread blocks; None for
+            any number of chunks, whose contexts are not split.
 
     Raises:
         ValueError: `split_by_length` is set, and the decode backend has no length-aware splits.
@@ -105,15 +157,7 @@ def plan_decodes_apart(
             torch.where(is_decode, batch.positions[:rows] + 1, 1),
             batch.table,
         )
-        count = is_decode.sum(dtype=torch.int32)
-        index = torch.arange(len(batch.lengths), device=count.device)
-        chunks = prefill.plan_on_device(
-            torch.maximum(batch.starts, count),
-            batch.sequence_slots,
-            torch.where(index < count, 1, batch.lengths),
-            batch.table,
-            batch.tokens,
-        )
+        chunks = plan_chunks(prefill, batch, is_decode.sum(dtype=torch.int32), max_chunks)
         keep = is_decode[:, None, None]
 
         def run(layer: int, q: torch.Tensor, k: object, v: object, out: torch.Tensor) -> None:
@@ -127,8 +171,10 @@ def plan_decodes_apart(
     return plan
 
 
-def select_planner(prefill: AttentionBackend, decode: AttentionBackend, most: int, name: str) -> MixedPlanner:
-    """Return a planner by name: `sequences`, `apart`, or `apart-by-length`.
+def select_planners(
+    prefill: AttentionBackend, decode: AttentionBackend, most: int, name: str
+) -> MixedPlanners:
+    """Return planners by name: `sequences`, `apart`, or `apart-by-length`.
 
     Args:
         prefill: Backend of chunks.
@@ -143,15 +189,20 @@ def select_planner(prefill: AttentionBackend, decode: AttentionBackend, most: in
     if not isinstance(prefill, DevicePlannedSequences):
         raise ValueError("the prefill backend needs lengths on the host")
     if name == "sequences":
-        return plan_as_sequences(prefill)
+        return MixedPlanners(plan_as_sequences(prefill))
     if name not in ("apart", "apart-by-length"):
         raise ValueError(f"unknown planner {name!r}")
     if not isinstance(decode, DevicePlannedDecode) or isinstance(decode, HostPlannedDecode):
         raise ValueError("the decode backend needs lengths on the host")
-    return plan_decodes_apart(prefill, decode, most, split_by_length=name == "apart-by-length")
+    split_by_length = name == "apart-by-length"
+    any_chunks, few_chunks = (
+        plan_decodes_apart(prefill, decode, most, split_by_length=split_by_length, max_chunks=max_chunks)
+        for max_chunks in (None, FEW_CHUNKS)
+    )
+    return MixedPlanners(any_chunks, few_chunks)
 
 
-def choose_planner(prefill: AttentionBackend, decode: AttentionBackend, most: int) -> MixedPlanner:
+def choose_planners(prefill: AttentionBackend, decode: AttentionBackend, most: int) -> MixedPlanners:
     """Return the first of `PREFERRED_PLANNERS` that the backends support.
 
     Raises:
@@ -160,7 +211,7 @@ def choose_planner(prefill: AttentionBackend, decode: AttentionBackend, most: in
     reasons = []
     for name in PREFERRED_PLANNERS:
         try:
-            return select_planner(prefill, decode, most, name)
+            return select_planners(prefill, decode, most, name)
         except ValueError as error:
             reasons.append(f"{name}: {error}")
     raise ValueError("; ".join(reasons))

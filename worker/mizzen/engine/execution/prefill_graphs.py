@@ -10,6 +10,9 @@ A batch is padded to the next captured number of tokens with an additional seque
     tokens      | decodes, one each | chunk | chunk | padding      |
     sequences   | 1 | 1 | 1 |   ... |       |       |              | empty ones |
 
+For small numbers of tokens there is a second graph, for steps with few chunks, in which the attention to long
+contexts is split among thread blocks.
+
 `StepExecutor` replays a graph instead of its eager forward pass.
 """
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +30,13 @@ import numpy as np
 import torch
 
 from mizzen.attention.base import DevicePlannedSequences, MixedAttention, StepAttention
-from mizzen.attention.mixed_batches import DeviceBatch, MixedPlanner, choose_planner
+from mizzen.attention.mixed_batches import (
+    FEW_CHUNKS,
+    DeviceBatch,
+    MixedPlanner,
+    MixedPlanners,
+    choose_planners,
+)
 from mizzen.core.request import Int32
 from mizzen.core.step_plan import StepPlan
 from mizzen.engine.execution.forward_batch import BatchLayout
@@ -47,6 +57,16 @@ LAYER_LAUNCH_SECONDS = 0.4e-3
 """Host time in seconds to launch the kernels of one layer; measured on the machine of docs/benchmarks.md."""
 PREFILL_FLOPS = 600e12
 """Floating-point operations per second of prefill; measured on the machine of docs/benchmarks.md."""
+HALF_BUSY_QUERY_HEADS = 66 * 128
+"""Number of pairs of a query and a head that keep half of a Hopper GPU's 132 multiprocessors busy, if each
+processes a tile of 128 pairs."""
+LONG_CONTEXT = 2048
+"""Number of tokens from which splitting a context saves more time than combining the parts costs."""
+MAX_SPLIT_TOKENS = 384
+"""Largest graph, in tokens, that splits contexts; for larger steps the gain is small."""
+SPLIT_SIZE_STEP = 32
+"""Sizes of graphs that split contexts are multiples of this number of tokens; padding small steps to them
+costs nearly nothing, because reading the weights takes most of their time."""
 
 
 def token_sizes(largest: int) -> list[int]:
@@ -75,6 +95,11 @@ def max_profitable_tokens(config: ModelConfig, most: int) -> int:
     layer = attention + 3 * config.hidden_size * config.intermediate_size
     tokens = int(2 * LAYER_LAUNCH_SECONDS * PREFILL_FLOPS / (2 * layer))
     return min(-(-tokens // 128) * 128, MAX_GRAPH_TOKENS, most)
+
+
+def first_at_least(sizes: list[int], tokens: int) -> int:
+    """Return the smallest of the ascending `sizes` that is at least `tokens`."""
+    return sizes[bisect_left(sizes, tokens)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +152,7 @@ class PrefillGraphs:
         upload: Uploader,
         sizes: list[int],
         rows: int,
-        planner: MixedPlanner | None = None,
+        planners: MixedPlanners | None = None,
     ) -> None:
         """Allocate the buffers that the graphs of all sizes share.
 
@@ -138,14 +163,23 @@ class PrefillGraphs:
             upload: Copies arrays to the device.
             sizes: Token counts to capture, ascending.
             rows: Maximum number of sequences.
-            planner: Plans attention; None for the fastest planner that the backends support.
+            planners: Plan attention; None for the fastest planners that the backends support.
 
         Raises:
             ValueError: The prefill backend needs lengths on the host, or `state` has no scratch slot.
         """
         if not isinstance(attention.prefill, DevicePlannedSequences) or state.scratch_slot is None:
             raise ValueError("prefill graphs need a backend with lengths on the device, and a scratch slot")
-        self.planner = planner or choose_planner(attention.prefill, attention.decode, rows)
+        self.planners = planners or choose_planners(attention.prefill, attention.decode, rows)
+        self.split_tokens = HALF_BUSY_QUERY_HEADS // attention.prefill.geometry.heads
+        """Number of prompt tokens below which the attention to long contexts is split."""
+        self.split_sizes: list[int] = []
+        """Token counts of the graphs of steps with few chunks, ascending."""
+        longest = state.page_table.device.shape[1] * attention.kv.page_size
+        if self.planners.few_chunks is not None and longest > LONG_CONTEXT:
+            self.split_sizes = [
+                size for size in sizes if size <= MAX_SPLIT_TOKENS and size % SPLIT_SIZE_STEP == 0
+            ]
         self.model = model
         self.kv = attention.kv
         self.state = state
@@ -160,8 +194,16 @@ class PrefillGraphs:
             min(sizes[-1], rows), model.config.vocab_size, model.embedding.weight.dtype, self.device
         )
         self.graphs: dict[int, PrefillGraph] = {}
+        """Graphs of steps with any chunks, by number of tokens."""
+        self.split_graphs: dict[int, PrefillGraph] = {}
+        """Graphs of steps with few chunks and long contexts, by number of tokens."""
 
-    def enqueue_forward(self, packed: PackedLayout, inbox: torch.Tensor) -> None:
+    @property
+    def graph_count(self) -> int:
+        """The number of graphs that `capture` captures."""
+        return len(self.sizes) + len(self.split_sizes)
+
+    def enqueue_forward(self, packed: PackedLayout, inbox: torch.Tensor, planner: MixedPlanner) -> None:
         """Enqueue one forward pass over the batch in `inbox` (int32 [packed.size]); it writes `logits`."""
         from mizzen.kernels.decode_inputs import gather_inputs
 
@@ -173,7 +215,7 @@ class PrefillGraphs:
             slots, positions, state.synced_last_tokens(), state.page_table.device, self.kv.page_size
         )
         tokens = torch.where(host_tokens >= 0, host_tokens, batch.tokens)
-        attention_plan = self.planner(
+        attention_plan = planner(
             DeviceBatch(
                 is_decode=host_tokens < 0,
                 slots=slots,
@@ -195,27 +237,41 @@ class PrefillGraphs:
         captured: Callable[[], None] = lambda: None,
         pool: tuple[int, int] | None = None,
     ) -> None:
-        """Capture a graph for every size, and call `captured` after each.
+        """Capture all graphs, and call `captured` after each.
 
         The largest size is captured first, so that all others share its memory, which comes from `pool`.
         """
         start_time = time.perf_counter()
+        any_chunks, few_chunks = (
+            self.planners.any_chunks,
+            self.planners.few_chunks or self.planners.any_chunks,
+        )
         with torch.inference_mode(), torch.cuda.stream(stream):
-            for size in reversed(self.sizes):
-                packed = PackedLayout(size, min(size, self.max_sequences))
-                inbox = torch.from_numpy(self.blank_inbox(packed)).to(self.device)
-                graph = capture_graph(partial(self.enqueue_forward, packed, inbox), stream, pool)
-                pool = pool or graph.pool()
-                self.graphs[size] = PrefillGraph(graph, packed, inbox)
-                captured()
+            for graphs, sizes, planner in (
+                (self.graphs, self.sizes, any_chunks),
+                (self.split_graphs, self.split_sizes, few_chunks),
+            ):
+                for size in reversed(sizes):
+                    graphs[size] = self.capture_size(size, planner, stream, pool)
+                    pool = pool or graphs[size].graph.pool()
+                    captured()
         stream.synchronize()
         seconds = time.perf_counter() - start_time
         log.info(
             "captured %d prefill graphs for up to %d tokens in %.1f s",
-            len(self.sizes),
+            self.graph_count,
             self.sizes[-1],
             seconds,
         )
+
+    def capture_size(
+        self, size: int, planner: MixedPlanner, stream: torch.cuda.Stream, pool: tuple[int, int] | None
+    ) -> PrefillGraph:
+        """Capture the graph of `size` tokens whose attention is planned by `planner`."""
+        packed = PackedLayout(size, min(size, self.max_sequences))
+        inbox = torch.from_numpy(self.blank_inbox(packed)).to(self.device)
+        graph = capture_graph(partial(self.enqueue_forward, packed, inbox, planner), stream, pool)
+        return PrefillGraph(graph, packed, inbox)
 
     def blank_inbox(self, packed: PackedLayout) -> Int32:
         """Return the packed buffer of a batch that consists of padding only, int32 [packed.size]."""
@@ -241,12 +297,24 @@ class PrefillGraphs:
         Returns:
             Logits [samples, vocab], valid until the next replay in stream order.
         """
-        captured = self.graphs[self.sizes[int(np.searchsorted(self.sizes, len(layout.slots)))]]
+        captured = self.select_graph(plan, len(layout.slots))
         buffer = next(self.pinned_buffers)[: captured.layout.size]
         self.pack_batch(captured.layout, buffer.numpy(), plan, layout)
         captured.inbox.copy_(buffer, non_blocking=True)
         captured.graph.replay()
         return self.logits[: len(layout.sample_slots)]
+
+    def select_graph(self, plan: StepPlan, tokens: int) -> PrefillGraph:
+        """Return the fastest captured graph for a plan with this number of tokens."""
+        if (
+            self.split_sizes
+            and tokens <= self.split_sizes[-1]
+            and tokens - len(plan.decode) < self.split_tokens
+            and len(plan.prefill) <= FEW_CHUNKS
+            and max(chunk.start + len(chunk.tokens) for chunk in plan.prefill) > LONG_CONTEXT
+        ):
+            return self.split_graphs[first_at_least(self.split_sizes, tokens)]
+        return self.graphs[first_at_least(self.sizes, tokens)]
 
     def pack_batch(self, packed: PackedLayout, numbers: Int32, plan: StepPlan, layout: BatchLayout) -> None:
         """Write the batch of a plan, and its padding, into the packed buffer `numbers`."""

@@ -130,7 +130,7 @@ class CudaRunner:
         self.decode_graphs = graphs
         self.stream = torch.cuda.Stream(device)
         total = (graphs.graph_count if graphs else 0) + (
-            len(step.prefill_graphs.sizes) if step.prefill_graphs else 0
+            step.prefill_graphs.graph_count if step.prefill_graphs else 0
         )
         captured = count_up(progress, total)
         pool = None
