@@ -164,7 +164,9 @@ MAX_BATCHES: dict[tuple[int, int], int] = {
     (12288, 4096): 192,
     (25600, 5120): 64,
     (28672, 4096): 64,
+    (35840, 5120): 192,
     (51200, 5120): 0,
+    (65536, 5120): 192,
 }
 """Largest batch at which the kernel is no slower than cuBLAS, by weight shape (rows, columns). Shapes that
 follow the rule in `swap_ab.max_batch` are not listed."""
