@@ -58,7 +58,7 @@ LAYER_LAUNCH_SECONDS = 0.4e-3
 PREFILL_FLOPS = 600e12
 """Floating-point operations per second of prefill; measured on the machine of docs/benchmarks.md."""
 HALF_BUSY_QUERY_HEADS = 66 * 128
-"""Number of pairs of a query and a head that keep half of a Hopper GPU's 132 multiprocessors busy, if each
+"""Number of pairs of a query and a head that keep half of a Hopper GPU's 132 SMs busy, if each
 processes a tile of 128 pairs."""
 LONG_CONTEXT = 2048
 """Number of tokens from which splitting a context saves more time than combining the parts costs."""
