@@ -11,7 +11,8 @@ import sys
 import time
 from collections.abc import Iterator
 from importlib import metadata
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,6 +33,10 @@ app = typer.Typer(
 OPERATOR_MODULES = ("aiohttp", "kopf", "kubernetes")
 """Modules of the operator, which are checked before a cluster starts."""
 Gpus = Annotated[int, typer.Option(min=0, max=1024, help="Number of nvidia.com/gpu that the node offers.")]
+Values = Annotated[
+    Path | None,
+    typer.Option("-f", "--values", help="YAML file with values of the operator's chart, as for Helm."),
+]
 Namespace = Annotated[str, typer.Option("-n", "--namespace", help="Namespace.")]
 
 
@@ -59,6 +64,25 @@ def _open_cluster() -> Cluster:
     from mizzen_local.state import cluster_folder
 
     return Cluster(cluster_folder())
+
+
+def _read_values(path: Path | None) -> dict[str, Any]:
+    """Return the values in a YAML file; none without a file.
+
+    Raises:
+        LocalError: the file cannot be read, or contains something else.
+    """
+    if path is None:
+        return {}
+    import yaml
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise LocalError(f"--values {path}: {error}") from error
+    if not isinstance(values, dict):
+        raise LocalError(f"--values {path}: it must contain values by name, such as acceleratorProfiles")
+    return values
 
 
 def _reporter() -> _Reporter:
@@ -97,6 +121,7 @@ def _report_errors() -> Iterator[None]:
 @app.command()
 def up(
     gpus: Gpus = 8,
+    values: Values = None,
     bare: Annotated[bool, typer.Option("--bare", help="Without the CRD and the operator.")] = False,
 ) -> None:
     """Start the cluster; return when the operator is running and holds its Lease."""
@@ -104,7 +129,7 @@ def up(
         if not bare:
             require_modules(*OPERATOR_MODULES)
         cluster, report = _open_cluster(), _reporter()
-        cluster.up(gpus=gpus, operator=not bare, report=report)
+        cluster.up(gpus=gpus, operator=not bare, values=_read_values(values), report=report)
         report("the cluster is up")
         typer.echo(f"export KUBECONFIG={cluster.state.kubeconfig}")
 
@@ -210,13 +235,13 @@ def assets() -> None:
 
 
 @app.command()
-def demo(gpus: Gpus = 8) -> None:
+def demo(gpus: Gpus = 8, values: Values = None) -> None:
     """Start a cluster if none is up, apply the example service, and print its answer to one question."""
     with _report_errors():
         require_modules(*OPERATOR_MODULES, *SERVE_MODULES)
         from mizzen_local import demo as demo_module
 
-        demo_module.run_demo(_open_cluster(), gpus=gpus, report=_reporter())
+        demo_module.run_demo(_open_cluster(), gpus=gpus, values=_read_values(values), report=_reporter())
 
 
 def main() -> None:

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,13 @@ from mizzen_local.errors import LocalError
 from mizzen_local.kubectl import Kubectl
 from mizzen_local.node.images import LOCAL_REGISTRY
 from mizzen_local.state import ClusterSettings, ClusterState
+from mizzen_operator.api.accelerator_profiles import parse_profiles
 from mizzen_operator.chart import operator_manifests
 
 CRD = "inferenceservices.mizzen.dev"
 NAMESPACE, RELEASE = "mizzen-system", "mizzen"
+LOCAL_VALUES = {"operator": {"replicas": 1}, "images": {"registry": LOCAL_REGISTRY}}
+"""Values of the operator's chart that differ from its values.yaml in a local cluster."""
 READY_SECONDS = 60.0
 Report = Callable[[str], None]
 StartProxy = Callable[[ControlPlane], str]
@@ -35,6 +39,24 @@ def operator_namespace() -> dict[str, Any]:
     """Return the manifest of the operator's namespace."""
     metadata = {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+
+
+def render_operator(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the manifests of the operator.
+
+    Args:
+        values: values of its chart, which take precedence over `LOCAL_VALUES`.
+
+    Raises:
+        ClusterError: a value is unknown or invalid, or only Helm can render it.
+    """
+    try:
+        local = {name: {**own, **values.get(name, {})} for name, own in LOCAL_VALUES.items()}
+        merged = {**values, **local}
+        parse_profiles(json.dumps(merged.get("acceleratorProfiles", {})))
+        return operator_manifests(find_packaged("charts/mizzen"), merged, NAMESPACE, RELEASE)
+    except (TypeError, ValueError) as error:
+        raise ClusterError(f"the values of the chart: {error}") from error
 
 
 class Cluster:
@@ -72,21 +94,31 @@ class Cluster:
         """Return the names of the cluster's processes that have ended."""
         return [item.name for item in self.state.processes() if not item.alive()]
 
-    def up(self, *, gpus: int, operator: bool, report: Report, start_proxy: StartProxy | None = None) -> None:
+    def up(
+        self,
+        *,
+        gpus: int,
+        operator: bool,
+        report: Report,
+        values: Mapping[str, Any] | None = None,
+        start_proxy: StartProxy | None = None,
+    ) -> None:
         """Start the cluster; return when the node is ready and the operator, if installed, holds its Lease.
 
         Args:
             gpus: number of `nvidia.com/gpu` devices that the node offers; they do not have to exist.
             operator: whether to install the CRD and the operator.
             report: called with each line of progress.
+            values: values of the operator's chart that differ from `LOCAL_VALUES`.
             start_proxy: starts a proxy between pods and the API server, and returns the proxy's URL.
 
         Raises:
-            ClusterError: the cluster is up already, or this machine is not Linux.
+            ClusterError: the cluster is up already, this machine is not Linux, or a value is invalid.
             StartError: a process did not start; all processes have been stopped, and the logs are kept.
         """
         if sys.platform != "linux":
             raise ClusterError("mizzen-local needs Linux: only there is all of 127.0.0.0/8 loopback")
+        manifests = render_operator(values or {}) if operator else []
         with self.state.lock():
             match self.state.status():
                 case "up":
@@ -99,12 +131,14 @@ class Cluster:
             self._remove(keep_logs=False)
             self.state.create_folder()
             try:
-                self._start(gpus, operator, report, start_proxy)
+                self._start(gpus, manifests, report, start_proxy)
             except BaseException:
                 self._remove(keep_logs=True)
                 raise
 
-    def _start(self, gpus: int, operator: bool, report: Report, front: StartProxy | None) -> None:
+    def _start(
+        self, gpus: int, operator: list[dict[str, Any]], report: Report, front: StartProxy | None
+    ) -> None:
         report("starting etcd, kube-apiserver, kube-controller-manager and kube-scheduler")
         plane = start_control_plane(self.state.folder, report=report)
         report("starting the node")
@@ -112,7 +146,7 @@ class Cluster:
         kubectl = Kubectl(plane.assets, plane.kubeconfig)
         if operator:
             report("installing the CRD and the operator")
-            self._install(kubectl)
+            self._install(kubectl, operator)
         self._wait_node()
         if operator:
             report("waiting for the operator to become leader")
@@ -140,10 +174,8 @@ class Cluster:
         log, folder = self.state.logs / "node.log", self.state.folder
         self.state.registry.add(process.start("node", command, log=log, folder=folder))
 
-    def _install(self, kubectl: Kubectl) -> None:
+    def _install(self, kubectl: Kubectl, manifests: list[dict[str, Any]]) -> None:
         crd = find_packaged("crds/inferenceservices.yaml").read_text()
-        values = {"operator": {"replicas": 1}, "images": {"registry": LOCAL_REGISTRY}}
-        manifests = operator_manifests(find_packaged("charts/mizzen"), values, NAMESPACE, RELEASE)
         rest = yaml.safe_dump_all([operator_namespace(), *manifests])
         kubectl("apply", "--server-side", "-f", "-", stdin=f"{crd}\n---\n{rest}")
         kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=30s")

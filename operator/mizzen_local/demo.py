@@ -8,7 +8,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,13 @@ class DemoError(LocalError):
     """The demo failed; the message says where to look."""
 
 
-def run_demo(cluster: Cluster, *, gpus: int, report: Report) -> None:
+def run_demo(cluster: Cluster, *, gpus: int, values: Mapping[str, Any], report: Report) -> None:
     """Start the cluster unless it is up, apply the example, send one question and print the answer.
 
     Args:
         cluster: the cluster to use.
         gpus: number of GPUs that the node offers; ignored if the cluster is up already.
+        values: values of the operator's chart; ignored if the cluster is up already.
         report: called with each line of progress.
 
     Raises:
@@ -44,7 +45,7 @@ def run_demo(cluster: Cluster, *, gpus: int, report: Report) -> None:
         mizzen_local.cluster.ClusterError, mizzen_local.controlplane.StartError: the cluster did not start.
     """
     if cluster.state.status() != "up":
-        cluster.up(gpus=gpus, operator=True, report=report)
+        cluster.up(gpus=gpus, operator=True, values=values, report=report)
     kubectl = cluster.kubectl()
     start = time.monotonic()
     example = find_packaged(EXAMPLE)

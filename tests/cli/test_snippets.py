@@ -29,7 +29,7 @@ from snippets import (
 pytestmark = [pytest.mark.xdist_group("cli")]
 KINDS = {
     *("serve", "offline", "python", "shell", "anywhere"),  # run here
-    *("cluster", "e2e", "e2e-background"),
+    *("cluster", "local", "e2e", "e2e-background"),
 }
 URL = "http://127.0.0.1:8000/v1"
 

@@ -21,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # helper modules of this folder
 
 from local_node_kit import Space
 
+from snippets import shell_script
+
 
 class LocalCluster:
     """A `mizzen-local` cluster with its kubectl, logs and command line."""
@@ -70,6 +72,15 @@ class LocalCluster:
         environment = {**os.environ, "MIZZEN_LOCAL_DIR": str(self.dir)}
         return subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        )
+
+    def run_script(self, block: str, folder: Path) -> subprocess.CompletedProcess[str]:
+        """Run the commands of a block of the documentation on this cluster, in a folder."""
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {**os.environ, "MIZZEN_LOCAL_DIR": str(self.dir), "PATH": path}
+        command = ["bash", "-euo", "pipefail", "-c", shell_script(block)]
+        return subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
         )
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,8 +15,10 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from mizzen_local import process
+from snippets import snippets_to_run
 
 pytestmark = [
     pytest.mark.cluster,
@@ -32,7 +35,8 @@ def test_all_commands_work_from_up_to_down(new_cluster: Callable[[], Any], tmp_p
     assert "mizzen-local up starts one" in missing.stderr
 
     began = time.monotonic()
-    up = local.run("up", "--gpus", "3")  # would hang if a child process kept standard output open
+    [block] = snippets_to_run("local")
+    up = local.run_script(block.text, tmp_path)  # would hang if a child process kept standard output open
     assert up.returncode == 0, up.stderr
     print(f"up in {time.monotonic() - began:.1f} s")
     lease = local.get("lease", "mizzen-operator", "-n", "mizzen-system")
@@ -44,7 +48,14 @@ def test_all_commands_work_from_up_to_down(new_cluster: Callable[[], Any], tmp_p
         if item["type"] == "Established"
         for key, value in item.items()
     }.items()
-    assert local.get("nodes")["items"][0]["status"]["capacity"]["nvidia.com/gpu"] == "3"
+    [node] = local.get("nodes")["items"]
+    assert node["status"]["capacity"]["nvidia.com/gpu"] == "3"
+    [profile] = yaml.safe_load((tmp_path / "values.yaml").read_text())["acceleratorProfiles"].items()
+    assert profile[1]["nodeSelector"].items() <= node["metadata"]["labels"].items()
+    operator = local.get("deployment", "mizzen-operator", "-n", "mizzen-system")
+    arguments = operator["spec"]["template"]["spec"]["containers"][0]["args"]
+    profiles = arguments[arguments.index("--accelerator-profiles") + 1]
+    assert json.loads(profiles) == dict([profile])
 
     again = local.run("up")
     assert again.returncode == 1

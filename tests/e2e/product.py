@@ -25,6 +25,7 @@ class Product:
     """The installation of a run, its manifests, and queries about it.
 
     Attributes:
+        chart: package of the operator's chart.
         prefix: prefix of the images' repositories, such as `localhost/mizzen`.
         tag: tag of the images that are installed first.
         next_tag: tag of the images that `helm upgrade` installs.
@@ -36,6 +37,7 @@ class Product:
         restarts: restarts of containers in both namespaces.
     """
 
+    chart: Path
     prefix: str
     tag: str
     next_tag: str
@@ -49,6 +51,7 @@ class Product:
     def of(cls, environment: Mapping[str, str], reader: Reader) -> Product:
         """Return the installation that the environment variables of `run.py` describe."""
         return cls(
+            chart=Path(environment["E2E_CHART"]),
             prefix=environment["E2E_PREFIX"],
             tag=environment["E2E_TAG"],
             next_tag=environment["E2E_NEXT_TAG"],
@@ -74,7 +77,7 @@ class Product:
                 "childPullPolicy": self.pull_policy,
             }
         }
-        target = [RELEASE, str(ROOT / "charts/mizzen"), "--namespace", SYSTEM]
+        target = [RELEASE, str(self.chart), "--namespace", SYSTEM]
         run("helm", verb, *target, "--wait", "--timeout", "3m", "-f", "-", stdin=json.dumps(values))
 
     def service(self, name: str = NAME, **changed: Any) -> dict[str, Any]:

@@ -15,6 +15,10 @@ for models. If `E2E_ENGINE_SITE` names a folder on the nodes that contains torch
 without torch (with `kube`, the default is this environment's site-packages). On clusters without a
 StorageClass, `E2E_MODEL_FOLDER` names an empty folder on the nodes for models (with `kube`, the default is a
 temporary folder).
+
+The charts are packaged by the release scripts. If `E2E_RELEASE` names the folder of a release, such as
+`make release-dry-run` makes it, the test installs its package and its images, and builds none. This needs
+skopeo.
 """
 
 from __future__ import annotations
@@ -34,8 +38,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from artifacts import ROOT, find_package, image_archive, package_command, release_folder
 
-ROOT = Path(__file__).parents[2]
 TARGETS = ("operator", "gateway", "engine-cpu")
 LEFT_OUT = "torch xgrammar"
 FILES = [f"tests/e2e/test_{part}.py" for part in ("quickstart", "product", "models", "groups", "removal")]
@@ -51,6 +55,8 @@ class ImageDelivery:
         pull_policy: image pull policy of all pods.
         build: returns the command that builds an image with options.
         deliver: returns the command that delivers an image to the nodes.
+        load: returns the command that delivers all images of an archive, in Docker's format, to the nodes;
+            None if images are pushed to a registry.
         within: prefix of commands that access the cluster.
         up: command that creates the cluster; None if it exists already.
         down: command that removes the cluster; None to keep it.
@@ -60,6 +66,7 @@ class ImageDelivery:
     pull_policy: str
     build: Callable[[str, list[str]], list[str]]
     deliver: Callable[[str], list[str]]
+    load: Callable[[str], list[str]] | None
     within: tuple[str, ...] = ()
     up: tuple[str, ...] | None = None
     down: tuple[str, ...] | None = None
@@ -96,17 +103,28 @@ def image_delivery(load: str) -> ImageDelivery:
             pull_policy="Never",
             build=lambda image, options: [kube, "build", image, str(ROOT), *options],
             deliver=lambda image: [kube, "push", image],
+            load=lambda archive: [kube, "load", archive],
             within=(kube, "run"),
             up=(kube, "up"),
             down=(kube, "down"),
         )
     if load == "kind":
         name = os.environ.get("KIND_CLUSTER", "kind")
-        kind = ["kind", "load", "docker-image", "--name", name]
-        return ImageDelivery("localhost/mizzen", "Never", docker_build, lambda image: [*kind, image])
+        image, archive = (
+            ["kind", "load", kind, "--name", name] for kind in ("docker-image", "image-archive")
+        )
+        return ImageDelivery(
+            prefix="localhost/mizzen",
+            pull_policy="Never",
+            build=docker_build,
+            deliver=lambda name: [*image, name],
+            load=lambda path: [*archive, path],
+        )
     if load == "registry":
         prefix = os.environ.get("E2E_PREFIX") or sys.exit("E2E_LOAD=registry needs E2E_PREFIX")
-        return ImageDelivery(prefix, "Always", docker_build, lambda image: ["docker", "push", image])
+        return ImageDelivery(
+            prefix, "Always", docker_build, deliver=lambda image: ["docker", "push", image], load=None
+        )
     sys.exit(f"E2E_LOAD must be kind, kube or registry, not {load!r}")
 
 
@@ -152,16 +170,41 @@ def build_and_deliver(delivery: ImageDelivery, site: str, target: str, tags: tup
         run_timed(f"delivered {image}", lambda image=image: call(*delivery.deliver(image)))
 
 
-def prepare(delivery: ImageDelivery, site: str, tags: tuple[str, ...]) -> None:
-    """Create the cluster, build one image to cache the shared stages, then build all images concurrently.
+def deliver_archive(delivery: ImageDelivery, archive: Path, target: str, tags: tuple[str, ...]) -> None:
+    """Deliver an image of a release to the nodes, with all tags."""
+    images = [f"{delivery.prefix}/{target}:{tag}" for tag in tags]
+    copy = ["skopeo", "copy", "--quiet", f"oci-archive:{archive}"]
+    if delivery.load is None:
+        for image in images:
+            call(*copy, f"docker://{image}")
+        return
+    with tempfile.TemporaryDirectory(prefix="mizzen-e2e-") as folder:
+        named = f"{folder}/{target}.tar"
+        more = [part for image in images[1:] for part in ("--additional-tag", image)]
+        call(*copy, *more, f"docker-archive:{named}:{images[0]}")
+        call(*delivery.load(named))
 
-    The first two steps are not concurrent, because each may install packages that the machine lacks.
+
+def prepare(delivery: ImageDelivery, site: str, tags: tuple[str, ...], release: Path | None) -> Path:
+    """Create the cluster, deliver the images to it, and return the package of the operator's chart.
+
+    Without a release, build one image to cache the shared stages, then all images concurrently. The first two
+    steps are not concurrent, because each may install packages that the machine lacks.
     """
     run_timed("cluster up", lambda: call(*delivery.up or ("true",)))
+    if release is not None:
+        for target in TARGETS:
+            archive = image_archive(release, target)
+            label = f"delivered {archive}"
+            run_timed(label, lambda a=archive, t=target: deliver_archive(delivery, a, t, tags))
+        return find_package(release / "chart")
     build(delivery, site, TARGETS[0], tags[0])
     with ThreadPoolExecutor() as pool:
         for task in [pool.submit(build_and_deliver, delivery, site, target, tags) for target in TARGETS]:
             task.result()
+    charts = ROOT / "build/e2e-charts"
+    call(*delivery.within, *package_command(charts, delivery.prefix))
+    return find_package(charts)
 
 
 @contextmanager
@@ -176,15 +219,16 @@ def model_folder(load: str) -> Iterator[str]:
         yield folder
 
 
-def test(delivery: ImageDelivery, site: str, models: str, tags: tuple[str, ...], arguments: list[str]) -> int:
-    """Run the tests and return the exit status of pytest."""
+def test(
+    delivery: ImageDelivery, settings: dict[str, str], tags: tuple[str, ...], arguments: list[str]
+) -> int:
+    """Run the tests, with more environment variables, and return the exit status of pytest."""
     environment = {
+        **settings,
         "E2E_PREFIX": delivery.prefix,
         "E2E_TAG": tags[0],
         "E2E_NEXT_TAG": tags[1],
         "E2E_PULL_POLICY": delivery.pull_policy,
-        "E2E_ENGINE_SITE": site,
-        "E2E_MODEL_FOLDER": models,
         "E2E_OUT": os.environ.get("E2E_OUT", str(ROOT / "build/e2e")),
     }
     pytest = [sys.executable, "-m", "pytest", *FILES, "-n", "0", "-x", "-s", "-v", *arguments]
@@ -206,12 +250,16 @@ def main() -> int:
     arguments = parser.parse_args().pytest
     load = os.environ.get("E2E_LOAD", "")
     delivery, site, tags = image_delivery(load), engine_site(load), ("e2e", "e2e-next", chart_version())
+    release = release_folder()
     signal.signal(signal.SIGTERM, interrupted)
     try:
-        run_timed("cluster up, images built and delivered", lambda: prepare(delivery, site, tags))
+        began = time.monotonic()
+        chart = prepare(delivery, site, tags, release)
+        print(f"e2e: {time.monotonic() - began:6.1f} s  cluster up, images delivered", flush=True)
         began = time.monotonic()
         with model_folder(load) as models:
-            status = test(delivery, site, models, tags, arguments)
+            settings = {"E2E_CHART": str(chart), "E2E_ENGINE_SITE": site, "E2E_MODEL_FOLDER": models}
+            status = test(delivery, settings, tags, arguments)
         print(f"e2e: {time.monotonic() - began:6.1f} s  tests", flush=True)
         return status
     finally:

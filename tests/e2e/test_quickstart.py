@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from artifacts import make_checkout
 from product import ROOT, Product, everything
 
 from cluster import CommandError, Timeline, apply, kubectl, wait_until
@@ -87,40 +89,47 @@ def environment(product: Product, before: set[str]) -> dict[str, str]:
     return {**os.environ, "REGISTRY": registry}
 
 
+@pytest.fixture(scope="module")
+def checkout(product: Product, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the reader's shell, whose chart is the packaged one."""
+    return make_checkout(product.chart, tmp_path_factory.mktemp("checkout"))
+
+
 @pytest.mark.usefixtures("engine_packages")
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: f"line-{step.line}")
 def test_a_step_succeeds(
     step: Snippet,
     environment: dict[str, str],
+    checkout: Path,
     forwards: list[subprocess.Popen[str]],
     timeline: Timeline,
 ) -> None:
     if step.kind == "e2e-background":
-        forwards.append(forward(step, environment))
+        forwards.append(forward(step, environment, checkout))
         return
     with timeline.measure(f"quick start, block at line {step.line}"):
-        text = execute(step, environment)
+        text = execute(step, environment, checkout)
     print(text)
     if QUESTION in step.text:
         assert trained_answers()[QUESTION] in text
 
 
-def execute(step: Snippet, environment: dict[str, str]) -> str:
-    """Run a block from the repository's folder and return its output."""
+def execute(step: Snippet, environment: dict[str, str], folder: Path) -> str:
+    """Run a block in a folder and return its output."""
     shell = ["bash", "-euo", "pipefail", "-c", shell_script(step.text)]
     command = [sys.executable, "-c", step.text] if step.language == "python" else shell
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     if done.returncode:
         raise CommandError(f"{step.page}:{step.line}: {done.stdout}{done.stderr}")
     return done.stdout
 
 
-def forward(step: Snippet, environment: dict[str, str]) -> subprocess.Popen[str]:
+def forward(step: Snippet, environment: dict[str, str], folder: Path) -> subprocess.Popen[str]:
     """Start a block that does not end, and return when it has printed its first line."""
     command = ["bash", "-euc", f"exec {shell_script(step.text)}"]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout
     assert "Forwarding" in process.stdout.readline()
     return process

@@ -47,6 +47,10 @@ class UnknownProfileError(ValueError):
     """A service names a profile that the operator does not have; the message lists the profiles it has."""
 
 
+class ProfileConflictError(ValueError):
+    """A field of a service contradicts its profile; the message names the field and the remedy."""
+
+
 class ProfileToleration(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True
 ):
@@ -134,6 +138,7 @@ def apply_profile(service: InferenceService, profiles: Profiles) -> InferenceSer
 
     Raises:
         UnknownProfileError: the service names a profile that is not in `profiles`.
+        ProfileConflictError: the service's `podTemplate.resources` contains the resource of its profile.
     """
     name = service.profile
     if not name:
@@ -143,6 +148,7 @@ def apply_profile(service: InferenceService, profiles: Profiles) -> InferenceSer
         raise UnknownProfileError(_describe_unknown(name, profiles))
     field = service.gpu_memory_field if service.gpu_memory else f"acceleratorProfiles.{name}.memory"
     accelerator = _accelerator(service.spec["accelerator"], profile)
+    _check_resources(service, accelerator["resourceName"])
     template = _pod_template(service.pod_template, profile)
     return replace(
         service,
@@ -167,6 +173,27 @@ def _accelerator(given: Mapping[str, Any], profile: AcceleratorProfile) -> dict[
         "resourceName": given["resourceName"] if chosen else profile.resource_name,
         "nodeSelector": {**profile.node_selector, **given["nodeSelector"]},
     }
+
+
+def _check_resources(service: InferenceService, resource: str) -> None:
+    """Check that `podTemplate.resources` does not contain the resource of a profile.
+
+    The operator sets the number of this resource, so the number in the template would have no effect. A rule
+    of the CRD checks the same for `spec.accelerator.resourceName`.
+
+    Raises:
+        ProfileConflictError: it does.
+    """
+    given = service.pod_template.get("resources", {})
+    if service.accelerator.claim_template:  # then no pod requests the resource of the profile
+        return
+    for kind in ("limits", "requests"):
+        if resource in given.get(kind, {}):
+            raise ProfileConflictError(
+                f"spec.podTemplate.resources.{kind} must not contain {resource}, the resource of the "
+                f"accelerator profile {service.profile}: remove it, and set its number with "
+                "spec.accelerator.perPod"
+            )
 
 
 def _pod_template(given: Mapping[str, Any], profile: AcceleratorProfile) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from mizzen_operator.api import child_names, labels, reasons
-from mizzen_operator.api.accelerator_profiles import UnknownProfileError, apply_profile
+from mizzen_operator.api.accelerator_profiles import ProfileConflictError, UnknownProfileError, apply_profile
 from mizzen_operator.api.key import ServiceKey
 from mizzen_operator.api.parse import InvalidServiceError, parse_service
 from mizzen_operator.api.types import InferenceService
@@ -105,8 +105,9 @@ class Reconciler:
         failure: BlockingReason | None = None
         try:
             service = apply_profile(service, self._profiles)
-        except UnknownProfileError as error:
-            failure = BlockingReason(reasons.PROFILE_MISSING, str(error))
+        except (UnknownProfileError, ProfileConflictError) as error:
+            unknown = isinstance(error, UnknownProfileError)
+            failure = BlockingReason(reasons.PROFILE_MISSING if unknown else reasons.INVALID_SPEC, str(error))
             last = await self._restore_last_revision(service)
             if last is None:
                 return await self._reconcile_degraded(key, body, failure)

@@ -13,7 +13,7 @@ from typing import Any
 
 from mizzen_operator.api import child_names, labels, reasons
 from mizzen_operator.api.reasons import CONDITION_TYPES, MAX_MESSAGE
-from mizzen_operator.api.types import MAX_SCALE_HISTORY, Gateway, InferenceService
+from mizzen_operator.api.types import MAX_SCALE_HISTORY, Accelerator, Gateway, InferenceService
 from mizzen_operator.kube.objects import timestamp
 from mizzen_operator.pods.group import Group
 from mizzen_operator.status.conditions import build_conditions
@@ -52,6 +52,7 @@ def build_status(inputs: StatusInputs, now: datetime) -> dict[str, Any]:
         "updateRevision": inputs.revision,
         "servedName": service.model.served_name,
         "perPod": service.accelerator.per_pod,
+        **_resource(service.accelerator),
         **({"podsPerGroup": service.pods} if service.pods > 1 else {}),
         "engineImage": inputs.engine_image,
         "groups": group_entries(inputs.groups),
@@ -60,6 +61,12 @@ def build_status(inputs: StatusInputs, now: datetime) -> dict[str, Any]:
             for condition in build_conditions(inputs)
         ],
     }
+
+
+def _resource(accelerator: Accelerator) -> dict[str, str]:
+    """Return the entry with the resource that pods request; empty on CPU and with a claim template."""
+    requested = accelerator.per_pod and not accelerator.claim_template
+    return {"resourceName": accelerator.resource_name} if requested else {}
 
 
 def is_same_status(current: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

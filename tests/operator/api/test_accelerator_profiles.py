@@ -15,6 +15,7 @@ from mizzen_operator.api.accelerator_profiles import (
     DEFAULT_RESOURCE,
     MAX_LISTED,
     AcceleratorProfile,
+    ProfileConflictError,
     UnknownProfileError,
     apply_profile,
     parse_profiles,
@@ -133,6 +134,22 @@ def test_the_fit_check_uses_the_memory_of_the_profile() -> None:
     assert "or correct spec.model.parameters or acceleratorProfiles.h100.memory;" in fit.message
     fit = check_gpu_memory(applied(model=model, accelerator={"memory": "192Gi"}))
     assert fit is not None and fit.fits and fit.message.endswith("0.9 of 192Gi")
+
+
+@pytest.mark.parametrize("kind", ["limits", "requests"])
+def test_the_resource_of_a_profile_must_not_be_in_the_pod_template(kind: str) -> None:
+    def template(resource: str) -> dict[str, Any]:
+        return {"podTemplate": {"resources": {kind: {resource: "2"}}}}
+
+    with pytest.raises(ProfileConflictError) as error:
+        applied("mig", **template(MIG["resourceName"]))
+    assert str(error.value) == (
+        f"spec.podTemplate.resources.{kind} must not contain nvidia.com/mig-1g.10gb, the resource of the "
+        "accelerator profile mig: remove it, and set its number with spec.accelerator.perPod"
+    )
+    applied("mig", **template("nvidia.com/mig-2g.20gb"))
+    claim = {"resourceClaimTemplateName": "gpus"}
+    applied("mig", **template(MIG["resourceName"]), accelerator=claim)
 
 
 def test_an_unknown_profile_is_reported_with_the_known_ones() -> None:

@@ -62,6 +62,15 @@ def test_services_follow_their_profile_and_keep_their_revision_without_it(
     [record] = api.list("ControllerRevision", namespace)
     assert record["data"]["spec"]["accelerator"]["resourceName"] == "nvidia.com/mig-3g.40gb"
     assert "0.90 of 39Gi" in demo.condition("Scheduled")["message"]
+    assert demo.status()["resourceName"] == "nvidia.com/mig-3g.40gb"
+
+    demo.patch(podTemplate={"resources": {"limits": {MIG["resourceName"]: 2}}})
+    demo.eventually(lambda: demo.condition("Failed")["reason"] == "InvalidSpec")
+    assert "spec.podTemplate.resources.limits must not contain" in demo.condition("Ready")["message"]
+    assert (demo.live(), demo.condition("Available")["status"]) == ([first], "True")
+    demo.patch(podTemplate={"resources": {"limits": None}})
+    demo.settle(1)
+    assert demo.live() == [first]
 
     operate()  # the profile is missing
     demo.eventually(lambda: demo.condition("Failed")["reason"] == "ProfileMissing")
