@@ -78,6 +78,7 @@ def page() -> str:
         ("CUDA", cuda, "–"),
         ("PyTorch", gpu["torch"], cpu["torch"]),
         ("Triton", gpu["triton"], "–"),
+        ("[C compiler](images.md#the-compiler-of-the-engine-image) for Triton", "TCC of the base image", "–"),
         ("sglang-kernel (FlashAttention 3)", gpu["sglang-kernel"], "–"),
         ("flashinfer-python", gpu["flashinfer-python"], "–"),
         ("NCCL", gpu["nvidia-nccl-cu13"], "–"),
