@@ -126,6 +126,8 @@ def up(
 ) -> None:
     """Start the cluster; return when the operator is running and holds its Lease."""
     with _report_errors():
+        if bare and values:
+            raise LocalError("--values has no effect with --bare, which installs no operator: leave one out")
         if not bare:
             require_modules(*OPERATOR_MODULES)
         cluster, report = _open_cluster(), _reporter()

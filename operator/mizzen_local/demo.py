@@ -37,14 +37,18 @@ def run_demo(cluster: Cluster, *, gpus: int, values: Mapping[str, Any], report: 
     Args:
         cluster: the cluster to use.
         gpus: number of GPUs that the node offers; ignored if the cluster is up already.
-        values: values of the operator's chart; ignored if the cluster is up already.
+        values: values of the operator's chart; must be empty if the cluster is up already.
         report: called with each line of progress.
 
     Raises:
-        DemoError: the service did not become ready, or did not answer.
+        DemoError: the service did not become ready, or did not answer; or there are values for a cluster that
+            is up.
         mizzen_local.cluster.ClusterError, mizzen_local.controlplane.StartError: the cluster did not start.
     """
-    if cluster.state.status() != "up":
+    if cluster.state.status() == "up":
+        if values:
+            raise DemoError("--values has no effect on a cluster that is up: run mizzen-local down first")
+    else:
         cluster.up(gpus=gpus, operator=True, values=values, report=report)
     kubectl = cluster.kubectl()
     start = time.monotonic()
