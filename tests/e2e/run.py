@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -203,6 +204,7 @@ def prepare(delivery: ImageDelivery, site: str, tags: tuple[str, ...], release: 
         for task in [pool.submit(build_and_deliver, delivery, site, target, tags) for target in TARGETS]:
             task.result()
     charts = ROOT / "build/e2e-charts"
+    shutil.rmtree(charts, ignore_errors=True)  # it may have a package of another version
     call(*delivery.within, *package_command(charts, delivery.prefix))
     return find_package(charts)
 
