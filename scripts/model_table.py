@@ -43,6 +43,13 @@ TYPICAL = {
     "residual_multiplier": 0.22,
 }
 """Fields of config.json from which the features of a family are read; other fields have their defaults."""
+HYBRID = {
+    "layer_types": ["attention"] * TYPICAL["num_hidden_layers"],
+    "num_local_experts": 0,
+    "position_embedding_type": "rope",
+}
+SPECIAL = {"GraniteMoeHybridForCausalLM": HYBRID}
+"""Further fields of architectures that cannot be read with the defaults of all other fields."""
 HEADER = (
     "family",
     "`architectures` in `config.json`",
@@ -94,7 +101,10 @@ TRANSFORMERS_GROUPS = (
 def family_features(family: Family) -> str:
     """Return in which ways a family differs from Llama, for each of its architectures if they are unequal."""
     texts = {
-        name: ", ".join(list_features(read(Fields({**TYPICAL, "architectures": [name]})))) or NONE
+        name: ", ".join(
+            list_features(read(Fields({**TYPICAL, **SPECIAL.get(name, {}), "architectures": [name]})))
+        )
+        or NONE
         for name, read in family.readers.items()
     }
     if len(set(texts.values())) == 1:

@@ -82,6 +82,41 @@ def test_patterns_of_sliding_windows_may_be_texts() -> None:
     assert "sliding_window_pattern must be a positive integer or a text such as LLLG, not 'LGL'" in reason
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"layer_types": ["attention"] * 39 + ["mamba"]},
+            "layer_types describes layers with a recurrent state",
+        ),
+        ({"layer_types": None}, "layer_types is missing, so that all layers have a recurrent state"),
+        ({"layer_types": ["attention"] * 39}, "layer_types must list 40 layers"),
+        ({"num_local_experts": 8}, "num_local_experts is 8: mixtures of experts are not supported"),
+        ({"num_local_experts": None}, "num_local_experts is not set, which means 8"),
+        (
+            {"position_embedding_type": "alibi"},
+            "position_embedding_type must be rope, nope or null, not 'alibi'",
+        ),
+    ],
+)
+def test_granite_4_is_served_only_with_attention_and_without_experts(
+    changes: dict[str, Any], reason: str
+) -> None:
+    result = inspect("ibm-granite/granite-4.0-micro", **changes)
+    assert not result.served
+    assert reason in result.reason
+
+
+def test_granite_4_may_have_no_rotary_embedding() -> None:
+    name = "ibm-granite/granite-4.0-micro"
+    for kind in ("nope", None):
+        result = inspect(name, position_embedding_type=kind)
+        assert list(result.features) == ["layers without RoPE", "multipliers"]
+        assert result.parameters == inspect(name).parameters
+    kinds = MODELS[name]["config"]["layer_types"]
+    assert inspect(name, layer_types=None, layers_block_type=kinds).served
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(MODELS)), st.data())
 def test_fields_with_any_values_never_raise(name: str, data: st.DataObject) -> None:

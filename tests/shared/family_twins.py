@@ -43,6 +43,16 @@ GRANITE = {
     "logits_scaling": 0.25,
     "head_dim": None,
 }
+GRANITE4 = {
+    **GRANITE,
+    "layer_types": ["attention"] * 2,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "shared_intermediate_size": 48,
+    "intermediate_size": 24,
+    "mamba_n_heads": 8,
+    "position_embedding_type": "rope",
+}
 ODD_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 48}
 
 TWINS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -60,6 +70,8 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("Glm4", {"rope_parameters": PARTIAL, **ODD_HEADS}),
     "granite": ("Granite", GRANITE),
     "granite-biases": ("Granite", {**GRANITE, "attention_bias": True, "mlp_bias": True}),
+    "granite4": ("GraniteMoeHybrid", GRANITE4),
+    "granite4-nope": ("GraniteMoeHybrid", {**GRANITE4, "position_embedding_type": None, **ODD_HEADS}),
     "hunyuan": ("HunYuanDenseV1", {}),
     "hunyuan-alpha": (
         "HunYuanDenseV1",

@@ -128,7 +128,17 @@ def test_answers_on_several_ranks_equal_those_on_one(
 
 TWINS = (
     *("apertus", "cohere", "cohere2", "ernie4.5", "exaone4", "gemma2", "gemma3", "glm", "glm4"),
-    *("granite-biases", "hunyuan", "ministral3", "nemotron", "olmo2", "olmo3", "phi3", "seed-oss"),
+    *(
+        "granite-biases",
+        "granite4",
+        "hunyuan",
+        "ministral3",
+        "nemotron",
+        "olmo2",
+        "olmo3",
+        "phi3",
+        "seed-oss",
+    ),
     *("smollm3", "starcoder2"),
 )
 

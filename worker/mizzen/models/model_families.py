@@ -84,8 +84,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "Granite",
-        "Granite 3 and the dense models of Granite 4",
-        {granite.ARCHITECTURE: granite.parse_config},
+        "Granite 3; Granite 4.0 350M, 1B and Micro, but not the hybrid models (H)",
+        {granite.GRANITE: granite.parse_granite, granite.GRANITE_HYBRID: granite.parse_hybrid},
     ),
     Family("Hunyuan", "Hunyuan 0.5B to 7B", {hunyuan.ARCHITECTURE: hunyuan.parse_config}),
     Family(
