@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_runs import make, requests_of, run_requests
 
 from mizzen.core.request import Finished, FinishReason, Request
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.core.step_plan import StepPlan
-from mizzen.engine.config import EngineOptions
-from mizzen.engine.engine import Engine
-from mizzen.engine.loading.loader import load_engine
 from mizzen.engine.overlap_loop import StepFailed
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -27,44 +25,6 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 def folder(kit: SimpleNamespace, tmp_path: Path) -> Path:
     kit.save_model(tmp_path, "qwen3")
     return tmp_path
-
-
-def make(folder: Path, delay: Any = None, **options: Any) -> Engine:
-    settings = {"page_size": 4, "kv_cache_tokens": 2048, "threads": 1, "check_integrity": True, **options}
-    return load_engine(EngineOptions(model=str(folder), device="cpu", **settings), delay=delay)
-
-
-def requests_of(prompts: list[np.ndarray], params: list[SamplingParams]) -> list[Request]:
-    pairs = enumerate(zip(prompts, params, strict=True))
-    return [Request(rid=i, prompt=p, sampling=s, seed=1000 + i) for i, (p, s) in pairs]
-
-
-def run_requests(
-    engine: Engine, requests: list[Request], arrivals: list[int] | None = None
-) -> tuple[dict[int, list[int]], dict[int, Finished]]:
-    """Run requests and close the engine; return each request's output tokens and `Finished` by id.
-
-    `arrivals` gives the number of the step before which each request is submitted; by default, step 0.
-    """
-    due = sorted(zip(arrivals or [0] * len(requests), requests, strict=True), key=lambda pair: pair[0])
-    tokens: dict[int, list[int]] = {request.rid: [] for request in requests}
-    ends: dict[int, Finished] = {}
-    step = 0
-    try:
-        while due or engine.busy:
-            while due and due[0][0] <= step:
-                engine.submit(due.pop(0)[1])
-            output = engine.step(float(step))
-            step += 1
-            if output is not None:
-                for rid, offset, token in zip(output.rids, output.offsets, output.tokens, strict=True):
-                    assert offset == len(tokens[rid])
-                    tokens[rid].append(int(token))
-                ends |= {end.rid: end for end in output.finished}
-            ends |= {end.rid: end for end in engine.drain_finished()}
-    finally:
-        engine.close()
-    return tokens, ends
 
 
 def expected(model: Any, prompt: np.ndarray, count: int) -> list[int]:

@@ -100,6 +100,10 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("Starcoder2", {"head_dim": None, "sliding_window": 9}),
 }
 """Name of a twin: the prefix of Transformers' classes, and the fields that differ from a small Llama's."""
+TWINS_THROUGH_TRANSFORMERS = (
+    *("gemma2", "gemma3-scaled", "olmo2", "phi3-window", "granite-biases", "cohere2", "ministral3"),
+)
+"""Twins of native families that tests also run through Transformers."""
 PLUS_ONE = ("Gemma", "Gemma2", "Gemma3", "Nemotron")
 """Families whose norms multiply by 1 + weight."""
 CONFIGS = {"Gemma3": "Gemma3TextConfig"}

@@ -9,12 +9,11 @@ from types import SimpleNamespace
 import pytest
 from logits_check import check
 
-from family_twins import OTHERS, REFUSED_OTHERS, save_other_twin
+from family_twins import OTHERS, REFUSED_OTHERS, TWINS_THROUGH_TRANSFORMERS, save_other_twin
 from mizzen.models.hf_fields import ConfigError
 from mizzen.models.registry import READERS, read_config
 
 NATIVE = ("llama", "qwen3", "mistral")
-NATIVE_TWINS = ("gemma2", "gemma3-scaled", "olmo2", "phi3-window", "granite-biases", "cohere2", "ministral3")
 
 
 @pytest.mark.parametrize("fusion", ["auto", "off"])
@@ -26,7 +25,7 @@ def test_native_families_run_through_transformers(
     check(kit, tmp_path, model, "reference", model_implementation="transformers", fusion=fusion)
 
 
-@pytest.mark.parametrize("twin", NATIVE_TWINS)
+@pytest.mark.parametrize("twin", TWINS_THROUGH_TRANSFORMERS)
 def test_native_twins_run_through_transformers(twin: str, kit: SimpleNamespace, tmp_path: Path) -> None:
     check(kit, tmp_path, kit.save_twin(tmp_path, twin), "cpu", model_implementation="transformers")
 
