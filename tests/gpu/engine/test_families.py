@@ -23,7 +23,8 @@ def test_log_probabilities_equal_transformers(twin: str, graphs: str, tmp_path: 
     """Prompts of several lengths run together, then alone and with their prefixes cached."""
     window = {"sliding_window": 64} if TWINS[twin][1].get("sliding_window") else {}
     head_dim = {} if "head_dim" in TWINS[twin][1] else {"head_dim": 64}
-    model = save_twin(tmp_path, twin, dtype=torch.bfloat16, **SIZES, **window, **head_dim).cuda()
+    shared = {"shared_intermediate_size": 512} if "shared_intermediate_size" in TWINS[twin][1] else {}
+    model = save_twin(tmp_path, twin, dtype=torch.bfloat16, **SIZES, **window, **head_dim, **shared).cuda()
     errors = measure_errors(model, tmp_path, cuda_graph=graphs)
     errors.check_means()
     errors.check_maxima()

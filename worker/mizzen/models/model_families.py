@@ -84,7 +84,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "Granite",
-        "Granite 3; Granite 4.0 350M, 1B and Micro, but not the hybrid models (H)",
+        "Granite 3; of Granite 4.0, 350M, 1B and Micro",
         {granite.GRANITE: granite.parse_granite, granite.GRANITE_HYBRID: granite.parse_hybrid},
     ),
     Family("Hunyuan", "Hunyuan 0.5B to 7B", {hunyuan.ARCHITECTURE: hunyuan.parse_config}),
@@ -95,7 +95,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "Mistral",
-        "Mistral 7B, Nemo, Small 3.1 and 3.2; Ministral 3",
+        "Mistral 7B, Nemo, Small 3 to 3.2; Ministral 8B; Ministral 3 in bfloat16",
         {mistral.ARCHITECTURE: mistral.parse_config, mistral.MINISTRAL3: mistral.parse_ministral3},
         ("Mistral3ForConditionalGeneration",),
     ),
