@@ -254,6 +254,7 @@ def test_the_notes_name_the_next_commands(catalog: Any) -> None:
     notes = show_notes(catalog, "catalog.qwen3-8b-h100.enabled=true", "catalog.phi-4-l40s.enabled=true")
     assert "Services in namespace harbour: phi-4-l40s, qwen3-8b-h100." in notes
     assert "kubectl wait infsvc/phi-4-l40s --namespace harbour --for=condition=Ready" in notes
+    assert '{"model": "phi-4", "messages": ' in notes
     assert "acceleratorProfiles in the values of the operator's chart must define:\nh100, l40s." in notes
     assert "Secret" not in notes
 

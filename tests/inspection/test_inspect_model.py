@@ -380,5 +380,7 @@ def test_numbers_of_parameters_are_rounded(count: int, text: str) -> None:
 
 @pytest.mark.parametrize("name", ["h1000", "", "0", "-1", "24TB", "nan"])
 def test_an_unknown_gpu_is_an_error(name: str) -> None:
-    with pytest.raises(ValueError, match="must be a size in GiB, such as 24, or one of a10, a100"):
+    with pytest.raises(
+        ValueError, match="must be a size in GiB, such as 24, a size such as 79Gi or 9856Mi, or one of a10"
+    ):
         gpu_bytes(name)

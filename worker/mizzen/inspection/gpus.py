@@ -38,5 +38,8 @@ def gpu_bytes(name: str) -> int:
         return int(GPUS[key] * GIB)
     match = _SIZE.fullmatch(key)
     if match is None or not float(match[1]):
-        raise ValueError(f"must be a size in GiB, such as 24, or one of {', '.join(GPUS)}, not {name!r}")
+        raise ValueError(
+            "must be a size in GiB, such as 24, a size such as 79Gi or 9856Mi, or one of "
+            f"{', '.join(GPUS)}, not {name!r}"
+        )
     return int(float(match[1]) * (MIB if (match[2] or "").startswith("m") else GIB))
