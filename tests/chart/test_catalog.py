@@ -273,6 +273,22 @@ def test_the_notes_name_the_secret_of_a_token(catalog: Any) -> None:
     assert "Secret" not in show_notes(catalog, *settings, moved)
 
 
+def test_the_notes_create_all_keys_of_a_secret(catalog: Any) -> None:
+    own = "catalog.gemma-3-1b-l40s.spec.model.credentialsSecretRef"
+    settings = ("catalog.llama-3-1-8b-h100.enabled=true", "catalog.gemma-3-1b-l40s.enabled=true")
+    notes = show_notes(catalog, *settings, f"{own}.name=hub-token", f"{own}.key=google")
+    keys = "--from-literal=google=hf_... --from-literal=token=hf_..."
+    assert f"kubectl create secret generic hub-token --namespace harbour {keys}\n" in notes
+
+
+@pytest.mark.parametrize(
+    ("mode", "service"), [("Dedicated", "phi-4-l40s-gateway"), ("Shared", "mizzen-shared")]
+)
+def test_the_notes_name_the_service_of_the_gateway(catalog: Any, mode: str, service: str) -> None:
+    notes = show_notes(catalog, "catalog.phi-4-l40s.enabled=true", f"defaults.gateway.mode={mode}")
+    assert f"kubectl port-forward service/{service} --namespace harbour 8000:8000" in notes
+
+
 def test_the_notes_of_an_empty_release_list_the_entries(catalog: Any) -> None:
     notes = show_notes(catalog)
     assert "No entry of the catalog is enabled" in notes

@@ -23,6 +23,13 @@ _OVERLAY_FIELDS = (
     "topologySpreadConstraints",
 )
 _OVERLAY = "spec.podTemplate"
+_PROFILE_FIELDS = (
+    "spec.accelerator.nodeSelector",
+    f"{_OVERLAY}.runtimeClassName",
+    f"{_OVERLAY}.tolerations",
+    "RuntimeClass",
+)
+"""Fields that an accelerator profile may set, and the word that an admission plugin uses for one of them."""
 _SHARED_MEMORY = "mizzen-shm"
 
 
@@ -33,9 +40,16 @@ def translate_message(service: InferenceService, pod: Mapping[str, Any], message
         service: the service that the pod belongs to.
         pod: the pod as it was sent to the API server.
         message: the API server's message; paths that do not come from the service stay unchanged.
+
+    Returns:
+        The message with the service's fields. If an accelerator profile may set one of them, the message
+        names the profile.
     """
     plain = _GO_FIELD.sub("field ", _PREFIX.sub("", message))
-    return _PATH.sub(lambda match: service_field(service, pod, match[0]), plain)
+    translated = _PATH.sub(lambda match: service_field(service, pod, match[0]), plain)
+    if service.profile and any(field in translated for field in _PROFILE_FIELDS):
+        return f"{translated} (the accelerator profile {service.profile} may set this field)"
+    return translated
 
 
 def service_field(service: InferenceService, pod: Mapping[str, Any], path: str) -> str:

@@ -24,6 +24,7 @@ from mizzen_operator.api.gpu_memory_check import check_gpu_memory
 from mizzen_operator.api.reasons import MAX_MESSAGE
 from mizzen_operator.api.types import InferenceService
 from mizzen_operator.config import OperatorConfig, parse_config
+from mizzen_operator.resources.field_origin import translate_message
 from mizzen_operator.resources.revision_hash import revision
 from mizzen_operator.rollout.revisions import controller_revision, restore_service
 from service_kit import SPEC, service
@@ -166,6 +167,28 @@ def test_an_unknown_profile_is_reported_with_the_known_ones() -> None:
     with pytest.raises(UnknownProfileError, match=rf", {MAX_LISTED - 1:02}x+, \.\.\.: correct") as error:
         apply_profile(with_profile("y" * 63), many)
     assert len(str(error.value)) < MAX_MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("message", "translated"),
+    [
+        (
+            'Pod "a" is invalid: spec.tolerations[0].operator: Unsupported value: "Gt"',
+            'spec.podTemplate.tolerations[0].operator: Unsupported value: "Gt"',
+        ),
+        ('pods "a" is forbidden: pod rejected: RuntimeClass "nvidia" not found', ""),
+    ],
+)
+def test_a_rejected_pod_names_the_profile_that_may_be_wrong(message: str, translated: str) -> None:
+    """The service itself may have no such field."""
+    template = {"labels": {}, "tolerations": [], "volumes": [], "volumeMounts": []}
+    found, plain = applied(podTemplate=template), service(podTemplate=template)
+    pod = {"spec": {"containers": [{"env": [], "volumeMounts": []}], "volumes": []}}
+    hint = " (the accelerator profile h100 may set this field)"
+    assert translate_message(found, pod, message) == (translated or message) + hint
+    assert translate_message(plain, pod, message) == (translated or message)
+    other = "pods is forbidden: exceeded quota: gpus"
+    assert translate_message(found, pod, other) == other
 
 
 @pytest.mark.parametrize(

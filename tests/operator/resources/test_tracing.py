@@ -158,6 +158,10 @@ def test_tracing_replaces_no_groups() -> None:
         ("http://otel :4318", False),
         ("http://user:secret@otel:4318", False),
         ("user:secret@otel:4318", False),
+        ("http:/user:secret@otel:4318", False),
+        ("http:///user:secret@otel:4318", False),
+        ("http://otel:4318/#secret", False),
+        ("http://otel:4318/@x", True),
     ],
 )
 def test_service_chart_operator_and_gateway_accept_the_same_urls(url: str, valid: bool) -> None:

@@ -52,11 +52,6 @@ def check_endpoint(endpoint: str, name: str = "--otlp-endpoint") -> None:
     if not endpoint:
         return
     authority = re.split("[/?#]", endpoint.partition("//")[2] or endpoint, maxsplit=1)[0]
-    if "@" in authority:
-        raise ValueError(
-            f"{name} must not contain credentials: write them to the file of --otlp-headers-file, as "
-            "authorization=Basic%20..."
-        )
     try:
         parts = urlsplit(endpoint)
         _ = parts.port  # raises ValueError if it is no port
@@ -64,10 +59,16 @@ def check_endpoint(endpoint: str, name: str = "--otlp-endpoint") -> None:
         valid = valid and not re.search(r"[\s?#]", endpoint)
     except ValueError:
         valid = False
+    # In a URL with a typing error, credentials may be anywhere before an "@".
+    if "@" in (authority if valid else endpoint):
+        raise ValueError(
+            f"{name} must not contain credentials: write them to the file of --otlp-headers-file, or in "
+            "Kubernetes to the Secret of headersSecretRef, as authorization=Basic%20..."
+        )
     if not valid:
         raise ValueError(
             f"{name} must be an http:// or https:// URL, such as http://otel-collector:4318, "
-            f"not {endpoint.partition('?')[0]!r}"
+            f"not {re.split('[?#]', endpoint, maxsplit=1)[0]!r}"
         )
 
 
