@@ -45,7 +45,7 @@ profiles = optional(
     nodeSelector=st.dictionaries(names, names, max_size=2),
     tolerations=st.lists(tolerations, max_size=2),
     memory=st.sampled_from(["80Gi", "9856Mi", "80", "80GB", "0Gi", ""]),
-    runtimeClassName=st.sampled_from(["nvidia", ""]),
+    runtimeClassName=st.sampled_from(["nvidia", "", "N V", "$(HOSTNAME)"]),
 )
 
 
@@ -55,6 +55,12 @@ profiles = optional(
 )
 def test_schema_and_operator_agree(given_profiles: dict[str, Any]) -> None:
     assert VALIDATOR.is_valid(given_profiles) == is_accepted_by_operator(given_profiles)
+
+
+@pytest.mark.parametrize("name", ["N V", "$(HOSTNAME)", "nvidia-", "a" * 254])
+def test_a_runtime_class_that_no_cluster_can_have_is_refused(name: str) -> None:
+    refused = {"h100": {"runtimeClassName": name}}
+    assert not VALIDATOR.is_valid(refused) and not is_accepted_by_operator(refused)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ _Resource = Annotated[
 ]
 _Memory = Annotated[str, _text("[1-9][0-9]*[MG]i", 16)]
 _LabelKey = Annotated[str, _text(_LABEL_KEY)]
-_RuntimeClass = Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+_RuntimeClass = Annotated[str, _text("[a-z0-9]([-a-z0-9.]*[a-z0-9])?", 253)]
 _LabelValue = Annotated[str, _text(_LABEL_VALUE)]
 
 
