@@ -98,7 +98,7 @@ def test_the_head_of_the_checkpoint_is_used_if_it_differs_from_the_embedding(
         ({"text_config": None}, "text_config must describe the text part"),
         (
             {"quantization_config": {"quant_method": "fp8"}},
-            r"config\.json: quantization_config describes quantized weights \(FP8\)",
+            r"config\.json: quantization_config describes quantized weights \(FP8, a scale for each tensor\)",
         ),
     ],
 )

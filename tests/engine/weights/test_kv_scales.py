@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.step import StepExecutor
 from mizzen.engine.loading.model_setup import make_attention_with_kv, make_model
-from mizzen.models.hf_fields import Fields
-from mizzen.models.quantization import quantizes_only_kv
+from mizzen.models.hf_fields import ConfigError, Fields
+from mizzen.models.quantization import check_unquantized
 from mizzen.models.registry import read_config
 from mizzen.weights.checkpoint_files import WeightsError
 from mizzen.weights.kv_scales import fold_kv_scales, read_kv_scales
@@ -126,10 +126,20 @@ def test_scales_are_folded_only_for_8_bit_caches(kit: SimpleNamespace, tmp_path:
             {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": {"num_bits": 8}},
             True,
         ),
-        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {}}}, False),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8}}},
+            },
+            False,
+        ),
         ({"quant_method": "awq"}, False),
     ],
 )
 def test_only_kv_cache_quantization_is_accepted(quantization: dict[str, Any] | None, served: bool) -> None:
     fields = Fields({} if quantization is None else {"quantization_config": quantization})
-    assert quantizes_only_kv(fields.child("quantization_config")) == served
+    if served:
+        check_unquantized(fields)
+        return
+    with pytest.raises(ConfigError, match="quantization_config"):
+        check_unquantized(fields)

@@ -79,7 +79,7 @@ def test_progress_counts_every_byte(folder: Path) -> None:
         ({"rms_norm_eps": float("inf")}, "rms_norm_eps must be a positive number, not inf"),
         (
             {"quantization_config": {"quant_method": "awq", "bits": 4}},
-            r"quantization_config describes quantized weights \(AWQ, 4 bits\)",
+            r"quantization_config describes quantized weights \(AWQ: 4-bit integers, groups of 128\)",
         ),
         ({"rope_parameters": {"rope_type": "x" * 999}}, "rope_type.{0,300}…$"),
         ({"layer_types": ["linear_attention"] * 2}, "layer_types"),

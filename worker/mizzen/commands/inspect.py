@@ -118,7 +118,7 @@ def read_model(text: str) -> ModelFiles:
 
 
 def peek_model(model: RemoteModel) -> ModelFiles:
-    """List the files of a remote model, and fetch its config.json into memory.
+    """List the files of a remote model, and fetch its configuration into memory.
 
     Raises:
         ConfigError: the model has no config.json, or it is invalid.
@@ -128,10 +128,11 @@ def peek_model(model: RemoteModel) -> ModelFiles:
     from mizzen.fetch.errors import FetchError, UnsupportedFormat
     from mizzen.fetch.run import Fetch
     from mizzen.inspection.model_files import ModelFiles, read_listing
+    from mizzen.quantization.reader import MODELOPT_FILE
 
     try:
         config = FetchConfig(include=("*",), attempts=2)
-        listing = Fetch(model.uri, model.folder, config).peek(("config.json",))
+        listing = Fetch(model.uri, model.folder, config).peek(("config.json", MODELOPT_FILE))
     except UnsupportedFormat as error:
         return ModelFiles(name=model.uri, fields=None, problem=str(error))
     except FetchError as error:

@@ -13,13 +13,16 @@ from mizzen.engine.loading.validate import check_model, resolve_precision
 from mizzen.inspection.code_check import can_check_code, check_code
 from mizzen.inspection.memory import MemoryFit, count_loaded, element_bytes, estimate_need, fit_memory
 from mizzen.inspection.model_files import ModelFiles, WeightFiles
+from mizzen.inspection.weight_formats import WeightFormat, measure_formats
 from mizzen.layers.sharding import SUGGESTED_SIZES, check_shardable
 from mizzen.models.config import ModelConfig
 from mizzen.models.features import list_features
 from mizzen.models.hf_fields import ConfigError, Fields
 from mizzen.models.model_families import find_family
 from mizzen.models.registry import READERS, read_model
+from mizzen.models.text_part import TEXT_PARTS
 from mizzen.models.transformers_backend.installed import check_installed
+from mizzen.quantization.reader import read_quantization
 
 
 class TensorSize(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -60,6 +63,9 @@ class Inspection(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         dtype: data type of the weights in memory.
         weight_bytes: bytes of all weights in memory.
         file_bytes: bytes of the safetensors files; None without such files.
+        quantization: description of quantized weights; empty if they are unquantized, or cannot be read.
+        weight_formats: sizes of quantized weights and of the other tensors beside them, by their format;
+            empty for unquantized weights, and if the headers of the files were not read.
         kv_bytes_per_token: bytes of the KV of one token in all layers.
         layers: kinds of layers.
         context_length: maximum number of prompt and output tokens of a request.
@@ -82,6 +88,8 @@ class Inspection(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     dtype: str = ""
     weight_bytes: int = 0
     file_bytes: int | None = None
+    quantization: str = ""
+    weight_formats: tuple[WeightFormat, ...] = ()
     kv_bytes_per_token: int = 0
     layers: tuple[AttentionLayers, ...] = ()
     context_length: int = 0
@@ -129,6 +137,7 @@ def inspect_model(
     )
     if fields is None:
         return msgspec.structs.replace(result, reason=files.problem)
+    result = describe_weights(result, files, fields)
     options = replace(options, tensor=1)
     try:
         config = read_model(fields, options.model_implementation)
@@ -172,6 +181,21 @@ def inspect_model(
             if gpu and isinstance(found, ModelConfig) and parameters
         ),
     )
+
+
+def describe_weights(result: Inspection, files: ModelFiles, fields: Fields) -> Inspection:
+    """Return the inspection with the formats of quantized weights; unchanged if they cannot be read."""
+    try:
+        quantization = read_quantization(fields)
+        if not quantization.schemes:
+            return result
+        part = next((TEXT_PARTS[name] for name in result.architectures if name in TEXT_PARTS), None)
+        formats = ()
+        if files.weights is not None:
+            formats = measure_formats(files.weights, quantization, part.tensors if part else None)
+    except ConfigError:  # it is the reason, too, or a more telling one is
+        return result
+    return msgspec.structs.replace(result, quantization=quantization.describe(), weight_formats=formats)
 
 
 def share_model(config: ModelConfig, options: EngineOptions, fields: Fields | None) -> ModelConfig | str:

@@ -71,7 +71,7 @@ def count_loaded(config: ModelConfig, weights: WeightFiles | None, ranks: int = 
         return count_parameters(config, ranks)
     if weights is None:
         return -(-config.transformers_parameters // ranks)
-    return -(-(weights.elements or weights.size // ELEMENT_BYTES[config.dtype]) // ranks)
+    return -(-(sum(weights.elements.values()) or weights.size // ELEMENT_BYTES[config.dtype]) // ranks)
 
 
 def describe_need(parameters: str, tensor: int, needed: float, available: float, share: str) -> str:

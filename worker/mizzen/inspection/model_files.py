@@ -6,11 +6,12 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mizzen.models.config import ModelConfig
 from mizzen.models.hf_fields import ConfigError, Fields, parse_object
+from mizzen.quantization.reader import MODELOPT_FILE, add_modelopt_file, load_fields
 from mizzen.weights.checkpoint_files import (
     INDEX,
     SINGLE,
@@ -33,12 +34,12 @@ class WeightFiles:
     Attributes:
         size: bytes of all files.
         tensors: data type of each tensor, as safetensors names it; empty if no header was read.
-        elements: number of elements of all tensors; 0 if no header was read.
+        elements: number of elements of each tensor; empty if no header was read.
     """
 
     size: int
     tensors: Mapping[str, str]
-    elements: int = 0
+    elements: Mapping[str, int] = field(default_factory=dict)
 
     def find_problem(self, name: str, config: ModelConfig) -> str:
         """Return why the tensors of the model `name` cannot be loaded; empty if nothing speaks against it.
@@ -85,7 +86,7 @@ def read_config_file(path: Path) -> ModelFiles:
 
 
 def read_folder(folder: Path) -> ModelFiles:
-    """Read config.json of a folder, and the headers of its safetensors files.
+    """Read the configuration of a folder, and the headers of its safetensors files.
 
     A folder may consist of config.json alone, but if it has other files, weights must be among them.
 
@@ -96,7 +97,7 @@ def read_folder(folder: Path) -> ModelFiles:
     problem = find_format_problem(names)
     if "config.json" not in names and problem:
         return ModelFiles(name=str(folder), fields=None, problem=problem)
-    fields = Fields.load(folder)
+    fields = load_fields(folder)
     if problem or names == ["config.json"]:
         return ModelFiles(name=str(folder), fields=fields, problem=problem)
     try:
@@ -113,13 +114,14 @@ def read_weight_files(folder: Path) -> WeightFiles:
         WeightsError: a file is missing or cannot be read.
     """
     tensors: dict[str, str] = {}
-    size = elements = 0
+    elements: dict[str, int] = {}
+    size = 0
     for path in checkpoint_files(folder):
         try:
             entries, _ = read_header(path)
             size += path.stat().st_size
             found = {name: entry["dtype"] for name, entry in entries.items() if name != "__metadata__"}
-            elements += sum(math.prod(entries[name]["shape"]) for name in found)
+            elements |= {name: math.prod(entries[name]["shape"]) for name in found}
         except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
             raise WeightsError(f"{path} cannot be read: {error}") from error
         tensors |= found
@@ -132,10 +134,11 @@ def read_listing(name: str, sizes: Mapping[str, int], contents: Mapping[str, byt
     Args:
         name: source of the model.
         sizes: size in bytes of each file of the model, by its path.
-        contents: content of config.json, if there is one.
+        contents: content of config.json and hf_quant_config.json, as far as they exist.
 
     Raises:
-        ConfigError: config.json is missing, although the model has no GGUF file, or is not a JSON object.
+        ConfigError: config.json is missing, although the model has no GGUF file, or a file is not a JSON
+            object.
     """
     problem = find_format_problem(sizes)
     if "config.json" not in contents:
@@ -147,7 +150,11 @@ def read_listing(name: str, sizes: Mapping[str, int], contents: Mapping[str, byt
         problem = explain_missing(name)
     size = sum(count for path, count in sizes.items() if is_weight_file(path))
     weights = WeightFiles(size=size, tensors={}) if size else None
-    return ModelFiles(name=name, fields=Fields(values), weights=weights, problem=problem)
+    fields = Fields(values)
+    if MODELOPT_FILE in contents:
+        found = parse_object(contents[MODELOPT_FILE], f"{MODELOPT_FILE} of {name}")
+        fields = add_modelopt_file(fields, found)
+    return ModelFiles(name=name, fields=fields, weights=weights, problem=problem)
 
 
 def is_weight_file(path: str) -> bool:

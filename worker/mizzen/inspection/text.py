@@ -28,6 +28,7 @@ def _lines(result: Inspection) -> Iterator[str]:
         yield f"{result.model}: not served"
         yield from _row("architecture", ", ".join(result.architectures))
         yield from _row("reason", result.reason)
+        yield from _format_rows(result)
         return
     part = ", text only: images are rejected" if result.text_only else ""
     yield f"{result.model}: served {IMPLEMENTATIONS[result.implementation]}{part}"
@@ -60,6 +61,13 @@ def _weight_rows(result: Inspection) -> Iterator[str]:
     if result.file_bytes is not None:
         files = f"{format_gib(result.file_bytes)} of safetensors files"
     yield from _row("weights", f"{format_gib(result.weight_bytes)} in {result.dtype} ({files})")
+
+
+def _format_rows(result: Inspection) -> Iterator[str]:
+    yield from _row("quantization", result.quantization)
+    for index, each in enumerate(result.weight_formats):
+        count = f", {format_count(each.parameters)} parameters" if each.parameters else ""
+        yield from _row("" if index else "weights", f"{format_gib(each.size)} in {each.format}{count}")
 
 
 def _row(name: str, value: str) -> Iterator[str]:

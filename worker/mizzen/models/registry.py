@@ -12,6 +12,7 @@ from mizzen.models.model_families import FAMILIES, ConfigReader
 from mizzen.models.text_part import TEXT_PARTS, read_text_part
 from mizzen.models.transformers_backend.generic_config import GENERATING, read_generic_config
 from mizzen.models.unsupported import explain_unsupported
+from mizzen.quantization.reader import load_fields
 
 READERS: dict[str, ConfigReader] = {
     name: reader for family in FAMILIES for name, reader in family.readers.items()
@@ -28,12 +29,12 @@ SUPPORTED = tuple(sorted({*READERS, *HEADLESS_READERS, *TEXT_PARTS}))
 
 
 def read_config(folder: Path, implementation: str = "auto") -> ModelConfig:
-    """Read a model folder's config.json; see `read_model`.
+    """Read the configuration of a model folder; see `read_model`.
 
     Raises:
         ConfigError: a field is missing, invalid or not supported. The message names the field.
     """
-    return read_model(Fields.load(folder), implementation)
+    return read_model(load_fields(folder), implementation)
 
 
 def read_model(fields: Fields, implementation: str = "auto") -> ModelConfig:
