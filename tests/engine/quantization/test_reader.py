@@ -168,6 +168,13 @@ def test_names_precede_regexes_and_regexes_precede_the_class_linear() -> None:
     )
 
 
+def test_a_head_is_quantized_only_if_a_flag_says_so() -> None:
+    name = "ModelCloud/Qwen1.5-1.8B-Chat-GPTQ-4bits-dynamic-cfg-with-lm_head"
+    every = {"+:.*": {"bits": 8}}
+    assert read_known(name, lm_head=False, dynamic=every).find_scheme("lm_head") == UNQUANTIZED
+    assert describe_scheme(read_known(name, dynamic=every).find_scheme("lm_head")).startswith("8-bit")
+
+
 def test_the_first_rule_decides() -> None:
     rules = (LayerRule(LayerPattern("a", PatternKind.NAME), UNQUANTIZED),)
     default = read_known("Qwen/Qwen3-8B-FP8").default

@@ -99,8 +99,8 @@ def read_gptq(fields: Fields) -> Quantization:
         )
     scheme = _read_gptq_scheme(fields, packing)
     dynamic = fields.child("dynamic")
-    rules = [_read_dynamic(dynamic, pattern, fields.values, packing) for pattern in dynamic.values]
-    rules += ignore_layers(_list_head(fields))
+    rules = [*ignore_layers(_list_head(fields))]
+    rules += [_read_dynamic(dynamic, pattern, fields.values, packing) for pattern in dynamic.values]
     ignored = read_patterns(fields, ("modules_to_not_convert",), PatternKind.MODULE)
     rules += ignore_layers(ignored)
     default: WeightScheme = scheme
