@@ -103,6 +103,40 @@ def first_at_least(sizes: list[int], tokens: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class SplitSizes:
+    """Sizes of the graphs that split the contexts of few chunks, and the steps that use these graphs."""
+
+    sizes: list[int]
+    """Token counts of the graphs, ascending."""
+    max_prompt_tokens: int
+    """Number of prompt tokens from which splitting contexts is not faster."""
+
+    @classmethod
+    def choose(cls, sizes: list[int], heads: int, context_length: int) -> SplitSizes:
+        """Choose from the token counts of all graphs.
+
+        Args:
+            sizes: Token counts of the graphs without splits, ascending.
+            heads: Number of query heads on this GPU.
+            context_length: Maximum number of tokens of a context; without long contexts there are no graphs.
+        """
+        chosen = [size for size in sizes if size <= MAX_SPLIT_TOKENS and size % SPLIT_SIZE_STEP == 0]
+        return cls(chosen if context_length > LONG_CONTEXT else [], HALF_BUSY_QUERY_HEADS // heads)
+
+    def select(self, plan: StepPlan, tokens: int) -> int | None:
+        """Return the size of the graph for a plan with `tokens` tokens; None for a graph without splits."""
+        if (
+            not self.sizes
+            or tokens > self.sizes[-1]
+            or tokens - len(plan.decode) >= self.max_prompt_tokens
+            or len(plan.prefill) > FEW_CHUNKS
+            or max(chunk.start + len(chunk.tokens) for chunk in plan.prefill) <= LONG_CONTEXT
+        ):
+            return None
+        return first_at_least(self.sizes, tokens)
+
+
+@dataclass(frozen=True, slots=True)
 class PackedLayout:
     """Layout of the int32 buffer that describes the batch of a replay."""
 
@@ -171,15 +205,10 @@ class PrefillGraphs:
         if not isinstance(attention.prefill, DevicePlannedSequences) or state.scratch_slot is None:
             raise ValueError("prefill graphs need a backend with lengths on the device, and a scratch slot")
         self.planners = planners or choose_planners(attention.prefill, attention.decode, rows)
-        self.split_tokens = HALF_BUSY_QUERY_HEADS // attention.prefill.geometry.heads
-        """Number of prompt tokens below which the attention to long contexts is split."""
-        self.split_sizes: list[int] = []
-        """Token counts of the graphs of steps with few chunks, ascending."""
-        longest = state.page_table.device.shape[1] * attention.kv.page_size
-        if self.planners.few_chunks is not None and longest > LONG_CONTEXT:
-            self.split_sizes = [
-                size for size in sizes if size <= MAX_SPLIT_TOKENS and size % SPLIT_SIZE_STEP == 0
-            ]
+        self.split_sizes = SplitSizes([], 0)
+        if self.planners.few_chunks is not None:
+            context_length = state.page_table.device.shape[1] * attention.kv.page_size
+            self.split_sizes = SplitSizes.choose(sizes, attention.prefill.geometry.heads, context_length)
         self.model = model
         self.kv = attention.kv
         self.state = state
@@ -201,7 +230,7 @@ class PrefillGraphs:
     @property
     def graph_count(self) -> int:
         """The number of graphs that `capture` captures."""
-        return len(self.sizes) + len(self.split_sizes)
+        return len(self.sizes) + len(self.split_sizes.sizes)
 
     def enqueue_forward(self, packed: PackedLayout, inbox: torch.Tensor, planner: MixedPlanner) -> None:
         """Enqueue one forward pass over the batch in `inbox` (int32 [packed.size]); it writes `logits`."""
@@ -249,7 +278,7 @@ class PrefillGraphs:
         with torch.inference_mode(), torch.cuda.stream(stream):
             for graphs, sizes, planner in (
                 (self.graphs, self.sizes, any_chunks),
-                (self.split_graphs, self.split_sizes, few_chunks),
+                (self.split_graphs, self.split_sizes.sizes, few_chunks),
             ):
                 for size in reversed(sizes):
                     graphs[size] = self.capture_size(size, planner, stream, pool)
@@ -306,14 +335,8 @@ class PrefillGraphs:
 
     def select_graph(self, plan: StepPlan, tokens: int) -> PrefillGraph:
         """Return the fastest captured graph for a plan with this number of tokens."""
-        if (
-            self.split_sizes
-            and tokens <= self.split_sizes[-1]
-            and tokens - len(plan.decode) < self.split_tokens
-            and len(plan.prefill) <= FEW_CHUNKS
-            and max(chunk.start + len(chunk.tokens) for chunk in plan.prefill) > LONG_CONTEXT
-        ):
-            return self.split_graphs[first_at_least(self.split_sizes, tokens)]
+        if (size := self.split_sizes.select(plan, tokens)) is not None:
+            return self.split_graphs[size]
         return self.graphs[first_at_least(self.sizes, tokens)]
 
     def pack_batch(self, packed: PackedLayout, numbers: Int32, plan: StepPlan, layout: BatchLayout) -> None:
