@@ -97,7 +97,8 @@ class Packing(enum.StrEnum):
     from the low bits up, is row (0, 2, 4, 6, 1, 3, 5, 7)[i]. Zero points are packed in the same order."""
     GPTQ = "gptq"
     """`checkpoint_format` gptq (v1). `qweight` [columns * bits / 32, rows] packs columns, low bits first.
-    The stored zero points are the true zero points minus one, modulo 2 ** bits."""
+    Zero points are stored minus one: 1 is subtracted from each field by subtracting from whole 32-bit words,
+    so that a zero point of 0 borrows from the next field."""
     GPTQ_V2 = "gptq_v2"
     """`checkpoint_format` gptq_v2: as `GPTQ`, but with the true zero points."""
     COMPRESSED_TENSORS = "pack-quantized"
