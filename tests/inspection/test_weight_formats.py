@@ -86,7 +86,8 @@ def test_weights_are_measured_by_format(
     lines = format_inspection(result).splitlines()
     assert f"  quantization  {result.quantization}" in lines
     assert "  weights       2.3 GiB in BF16, 1.24B parameters" in lines
-    assert f"                0.0 GiB in {quantized.format}, 50.3M parameters" in lines
+    mib = f"{quantized.size / 2**20:.1f} MiB"
+    assert f"                {mib} in {quantized.format}, 50.3M parameters" in lines
 
 
 def test_only_the_text_part_counts(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mizzen.core.step_plan import PageWrites, PrefillChunk, StepPlan
-from mizzen.engine.execution.prefill_graphs import LONG_CONTEXT, SplitSizes, first_at_least, token_sizes
+from mizzen.engine.execution.prefill_graphs import LONG_CONTEXT, SplitSizes, select_size, token_sizes
 
 SIZES = token_sizes(1280)
 HEADS = 32
@@ -64,4 +64,4 @@ def test_no_graph_splits_contexts_that_cannot_be_long() -> None:
 
 def test_the_smallest_sufficient_size_is_chosen() -> None:
     for smaller, larger in pairwise(SIZES):
-        assert first_at_least(SIZES, smaller + 1) == first_at_least(SIZES, larger) == larger
+        assert select_size(SIZES, smaller + 1) == select_size(SIZES, larger) == larger

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from mizzen.inspection.gpus import GIB, MIB
 from mizzen.inspection.inspect_model import AttentionLayers, Inspection
 from mizzen.inspection.memory import format_count, format_gib
 
@@ -59,15 +60,20 @@ def _weight_rows(result: Inspection) -> Iterator[str]:
     yield from _row("parameters", f"{format_count(result.parameters)} ({result.parameters:,})")
     files = "no files found, computed from config.json"
     if result.file_bytes is not None:
-        files = f"{format_gib(result.file_bytes)} of safetensors files"
-    yield from _row("weights", f"{format_gib(result.weight_bytes)} in {result.dtype} ({files})")
+        files = f"{_format_size(result.file_bytes)} of safetensors files"
+    yield from _row("weights", f"{_format_size(result.weight_bytes)} in {result.dtype} ({files})")
 
 
 def _format_rows(result: Inspection) -> Iterator[str]:
     yield from _row("quantization", result.quantization)
     for index, each in enumerate(result.weight_formats):
         count = f", {format_count(each.parameters)} parameters" if each.parameters else ""
-        yield from _row("" if index else "weights", f"{format_gib(each.size)} in {each.format}{count}")
+        yield from _row("" if index else "weights", f"{_format_size(each.size)} in {each.format}{count}")
+
+
+def _format_size(size: float) -> str:
+    """Format a number of bytes in GiB, or in MiB if that is below 0.1 GiB."""
+    return f"{size / MIB:.1f} MiB" if size < GIB / 10 else format_gib(size)
 
 
 def _row(name: str, value: str) -> Iterator[str]:
@@ -86,8 +92,8 @@ def _fit_table(result: Inspection) -> Iterator[str]:
     rows = [
         (
             str(fit.tensor),
-            format_gib(fit.weight_bytes),
-            format_gib(fit.kv_bytes),
+            _format_size(fit.weight_bytes),
+            _format_size(fit.kv_bytes),
             f"{fit.kv_tokens:,}",
             f"{fit.longest_request:,}",
             f"{fit.full_requests:,}",

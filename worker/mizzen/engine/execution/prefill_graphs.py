@@ -97,7 +97,7 @@ def max_profitable_tokens(config: ModelConfig, most: int) -> int:
     return min(-(-tokens // 128) * 128, MAX_GRAPH_TOKENS, most)
 
 
-def first_at_least(sizes: list[int], tokens: int) -> int:
+def select_size(sizes: list[int], tokens: int) -> int:
     """Return the smallest of the ascending `sizes` that is at least `tokens`."""
     return sizes[bisect_left(sizes, tokens)]
 
@@ -133,7 +133,7 @@ class SplitSizes:
             or max(chunk.start + len(chunk.tokens) for chunk in plan.prefill) <= LONG_CONTEXT
         ):
             return None
-        return first_at_least(self.sizes, tokens)
+        return select_size(self.sizes, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +337,7 @@ class PrefillGraphs:
         """Return the fastest captured graph for a plan with this number of tokens."""
         if (size := self.split_sizes.select(plan, tokens)) is not None:
             return self.split_graphs[size]
-        return self.graphs[first_at_least(self.sizes, tokens)]
+        return self.graphs[select_size(self.sizes, tokens)]
 
     def pack_batch(self, packed: PackedLayout, numbers: Int32, plan: StepPlan, layout: BatchLayout) -> None:
         """Write the batch of a plan, and its padding, into the packed buffer `numbers`."""
