@@ -126,11 +126,13 @@ def test_unknown_fields_are_not_decoded_into_memory() -> None:
     body = (
         b'{"x": [' + b"[]," * 300_000 + b"1]," + b",".join(b'"%d": 1' % key for key in range(100_000)) + b"}"
     )
-    tracemalloc.start()
-    _, ignored = DECODER.decode(body)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 200_000
+    peaks = []
+    for _ in range(3):  # threads that earlier tests left may allocate meanwhile, but not each time
+        tracemalloc.start()
+        _, ignored = DECODER.decode(body)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert min(peaks) < 200_000
     assert len(ignored) == MAX_PATHS + 1
     assert ignored[-1] == MORE
 
