@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def release_folder() -> Path | None:
-    """Return the folder with the artifacts of a release; None if the test makes its own.
+    """Return the folder with the artifacts of a release; None if the test must make the artifacts.
 
     Raises:
         SystemExit: `E2E_RELEASE` names a folder without artifacts of a release.

@@ -127,7 +127,7 @@ def quantize_twin(
 
 
 def write_config(folder: Path, weight_format: WeightFormat, ignored: tuple[str, ...]) -> None:
-    """Write the description of the format: into config.json, or into a file of its own."""
+    """Write the description of the format into config.json or, if the format uses one, into another file."""
     path = folder / weight_format.config_file
     description = weight_format.config(ignored)
     if path.name == "config.json":

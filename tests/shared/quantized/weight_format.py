@@ -22,7 +22,7 @@ class WeightFormat(ABC):
     """A format in which checkpoints store quantized weights of linear layers."""
 
     config_file = "config.json"
-    """File that describes the quantization: config.json, in its `quantization_config`, or one of its own."""
+    """File that describes the quantization: config.json (field `quantization_config`), or another file."""
     kv_scales: Sequence[str] = ()
     """Names of the scales of the KV cache that the format stores beside the layers k_proj and v_proj."""
     scale_name = "weight_scale"
