@@ -74,7 +74,7 @@ def make_schema(crd: dict[str, Any]) -> dict[str, Any]:
     [version] = crd["spec"]["versions"]
     spec = convert(version["schema"]["openAPIV3Schema"]["properties"]["spec"])
     accelerator, pod = spec["properties"]["accelerator"], spec["properties"]["podTemplate"]
-    gpu = {name: accelerator["properties"][name] for name in ACCELERATOR if name in accelerator["properties"]}
+    gpu = {name: accelerator["properties"][name] for name in ACCELERATOR}
     gpu |= {name: pod["properties"][name] for name in POD}
     entry = {
         "enabled": {"type": "boolean"},

@@ -36,7 +36,12 @@ from common_parts.limits import Limits, limits_of
 from common_parts.shapes import shape_folder
 from common_parts.tables import Table
 from mizzen.attention.base import DevicePlannedDecode, MixedAttention, StepAttention
-from mizzen.attention.mixed_batches import MixedPlanner, MixedPlanners, select_planners
+from mizzen.attention.mixed_batches import (
+    PREFERRED_PLANNERS,
+    MixedPlanner,
+    MixedPlanners,
+    select_planners,
+)
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.prefill_budget import PrefillBudget
 from mizzen.core.step_plan import PageWrites, PrefillChunk, StepPlan
@@ -52,8 +57,6 @@ from mizzen.engine.loading.warmup import compile_kernels
 from mizzen.engine.uploader import Uploader
 from mizzen.models.registry import read_config
 
-PLANNERS = {"sequences": "sequences", "apart": "apart", "apart by length": "apart-by-length"}
-"""Planner of attention, by variant."""
 SIMULATED_STEPS = 400
 
 
@@ -174,7 +177,8 @@ class Rig:
 def planners(rig: Rig) -> Iterator[tuple[str, MixedPlanner]]:
     """Yield the name and the planner of each captured variant; print why others cannot run."""
     few_chunks = None
-    for name, planner in PLANNERS.items():
+    for planner in reversed(PREFERRED_PLANNERS):
+        name = planner.replace("-", " ")
         try:
             selected = select_planners(rig.attention.prefill, rig.attention.decode, rig.rows, planner)
         except ValueError as error:

@@ -21,6 +21,19 @@ def to_tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(dtype)
 
 
+def round_weight(
+    packed: Gptq | CompressedPacked, weight: np.ndarray, scale_dtype: torch.dtype, rng: np.random.Generator
+) -> IntegerCodes:
+    """Round a weight [rows, columns] to nearest; with `act_order`, columns belong to random groups."""
+    columns = weight.shape[1]
+    groups = group_columns(columns, packed.group_size)
+    if packed.act_order:
+        groups = shuffle_groups(columns, packed.group_size, rng)
+    return round_to_integers(
+        weight, groups, bits=packed.bits, symmetric=packed.symmetric, scale_dtype=scale_dtype
+    )
+
+
 @dataclass(frozen=True)
 class Awq(WeightFormat):
     """`quant_method` "awq", version "gemm": 4 bits, packed along the output rows, with zero points."""
@@ -93,19 +106,13 @@ class Gptq(WeightFormat):
 
     def quantize(self, weight: np.ndarray, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """Round a weight to nearest; return the tensors of the layer."""
-        columns = weight.shape[1]
-        groups = group_columns(columns, self.group_size)
-        if self.act_order:
-            groups = shuffle_groups(columns, self.group_size, rng)
-        values = round_to_integers(
-            weight, groups, bits=self.bits, symmetric=self.symmetric, scale_dtype=torch.float16
-        )
+        values = round_weight(self, weight, torch.float16, rng)
         zeros = pack(values.zeros.T, self.bits, 1)
         return {
             "qweight": torch.from_numpy(pack(values.codes.T, self.bits, 0)),
             "qzeros": torch.from_numpy(self._shift(zeros, -1) if self.version == 1 else zeros),
             "scales": to_tensor(values.scales.T, torch.float16),
-            "g_idx": to_tensor(groups, torch.int32),
+            "g_idx": to_tensor(values.groups, torch.int32),
         }
 
     def _shift(self, words: np.ndarray, step: int) -> np.ndarray:
@@ -153,13 +160,7 @@ class CompressedPacked(WeightFormat):
 
     def quantize(self, weight: np.ndarray, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """Round a weight to nearest; return the tensors of the layer."""
-        columns = weight.shape[1]
-        groups = group_columns(columns, self.group_size)
-        if self.act_order:
-            groups = shuffle_groups(columns, self.group_size, rng)
-        values = round_to_integers(
-            weight, groups, bits=self.bits, symmetric=self.symmetric, scale_dtype=self.scale_dtype
-        )
+        values = round_weight(self, weight, self.scale_dtype, rng)
         tensors = {
             "weight_packed": torch.from_numpy(pack(values.codes, self.bits, 1)),
             "weight_scale": to_tensor(values.scales, self.scale_dtype),
@@ -168,7 +169,7 @@ class CompressedPacked(WeightFormat):
         if not self.symmetric:
             tensors["weight_zero_point"] = torch.from_numpy(pack(values.zeros, self.bits, 0))
         if self.act_order:
-            tensors["weight_g_idx"] = to_tensor(groups, torch.int32)
+            tensors["weight_g_idx"] = to_tensor(values.groups, torch.int32)
         return tensors
 
     def dequantize(self, tensors: Tensors) -> np.ndarray:

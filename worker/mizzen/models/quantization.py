@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from mizzen.models.hf_fields import ConfigError, Fields
+from mizzen.quantization.config_fields import USE_ORIGINAL
 from mizzen.quantization.reader import MODELOPT_FILE, read_quantization
 
 
@@ -20,5 +21,5 @@ def check_unquantized(fields: Fields) -> None:
             source = MODELOPT_FILE
         raise ConfigError(
             f"{source} describes quantized weights ({quantization.describe()}), which are not served yet: "
-            "use the checkpoint in bfloat16 or float16 from which they were made"
+            f"{USE_ORIGINAL}"
         )

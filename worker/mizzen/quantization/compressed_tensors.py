@@ -19,6 +19,7 @@ from mizzen.quantization.config_fields import (
 from mizzen.quantization.layer_patterns import PatternKind
 from mizzen.quantization.quantization import LayerRule, Quantization, ignore_layers
 from mizzen.quantization.schemes import (
+    SUPPORTED_BITS,
     UNQUANTIZED,
     Activations,
     ActivationScales,
@@ -186,7 +187,7 @@ def _read_packed(weights: Fields, inputs: Fields, bits: int) -> PackedIntegers:
             f"is {inputs.values.get('num_bits')} with packed weights of {bits} bits, but packed weights are "
             f"only supported with unquantized inputs: use a checkpoint in W4A16",
         )
-    if bits not in (4, 8):
+    if bits not in SUPPORTED_BITS:
         raise weights.unsupported("num_bits", f"is {bits}, but only 4 and 8 bits are supported: {USE_SERVED}")
     strategy = _read_strategy(weights, ("channel", "group"))
     order = weights.values.get("actorder")

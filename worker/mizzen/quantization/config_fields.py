@@ -20,6 +20,8 @@ REGEX_PREFIX = "re:"
 OUTPUT_HEAD = LayerPattern("lm_head", PatternKind.MODULE)
 USE_SERVED = "use a checkpoint of the model in bfloat16 or float16"
 """Way out for formats that are not supported."""
+USE_ORIGINAL = "use the checkpoint in bfloat16 or float16 from which they were made"
+"""Way out for quantized weights that are not supported."""
 
 
 def read_names(fields: Fields, names: Sequence[str]) -> list[str]:

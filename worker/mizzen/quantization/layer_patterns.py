@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from mizzen.models.text_tensors import NESTED
+
 MAX_PATTERNS = 100_000
 MAX_PATTERN_LENGTH = 1000
 MERGED_PARTS = {
@@ -23,7 +25,7 @@ MERGED_PARTS = {
 }
 """Parts of a merged layer, by the last component of its name."""
 MERGED_NAMES = {part: merged for merged, parts in MERGED_PARTS.items() for part in parts}
-TEXT_PREFIXES = (("model.", "model.language_model."), ("", "language_model."), ("model.", ""))
+TEXT_PREFIXES = (*((own, nested) for nested, own in NESTED), ("model.", ""))
 """Pairs of a prefix of the text model's own names, and its replacement in names of the whole model."""
 
 
@@ -94,7 +96,7 @@ def join_aliases(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def list_aliases(name: str) -> tuple[str, ...]:
-    """Return the names by which a configuration may name a layer: its own name first."""
+    """Return all names that a configuration may use for a layer, beginning with the layer's name."""
     names = [name]
     parent, _, last = name.rpartition(".")
     if last in MERGED_NAMES:

@@ -28,6 +28,7 @@ from mizzen.quantization.schemes import (
 
 BITS = ("bits", "w_bit", "wbits", "num_bits")
 GROUP_SIZE = ("group_size", "q_group_size", "groupsize")
+MODULES = "modules_in_block_to_quantize"
 GPTQ_FORMATS = {"gptq": Packing.GPTQ, "gptq_v2": Packing.GPTQ_V2}
 AUTO_ROUND_FORMATS = {
     "auto_round:auto_gptq": Packing.GPTQ,
@@ -138,16 +139,13 @@ def _read_dynamic(dynamic: Fields, key: str, base: Mapping[str, Any], packing: P
 
 
 def _list_modules(fields: Fields) -> list[str]:
-    """Read `modules_in_block_to_quantize`, a list of names or of lists of names; empty if it is missing."""
-    value = fields.values.get("modules_in_block_to_quantize")
+    """Read the field `MODULES`, a list of names or of lists of names; empty if it is missing."""
+    value = fields.values.get(MODULES)
     if not isinstance(value, list):
         return []
     groups = [group if isinstance(group, list) else [group] for group in value]
     flat = [name for group in groups for name in group]
-    return read_names(Fields({"modules_in_block_to_quantize": flat}, fields.source), MODULES)
-
-
-MODULES = ("modules_in_block_to_quantize",)
+    return read_names(Fields({MODULES: flat}, fields.source), (MODULES,))
 
 
 def read_auto_round(fields: Fields) -> Quantization:

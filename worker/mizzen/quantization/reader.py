@@ -9,6 +9,7 @@ from typing import Any
 
 from mizzen.models.hf_fields import Fields
 from mizzen.quantization.compressed_tensors import read_compressed_tensors
+from mizzen.quantization.config_fields import USE_ORIGINAL
 from mizzen.quantization.fp8 import read_fbgemm, read_fp8
 from mizzen.quantization.modelopt import read_modelopt
 from mizzen.quantization.packed_integers import read_auto_round, read_awq, read_gptq
@@ -53,7 +54,7 @@ NAMES = {
 }
 """Names of methods by `quant_method`, where these differ."""
 FOUR_BIT_FLOATS = ("mxfp4", "nvfp4", "modelopt_fp4", "modelopt_mxfp4")
-UNQUANTIZED = Quantization(method="")
+NO_QUANTIZATION = Quantization(method="")
 
 
 def load_fields(folder: Path) -> Fields:
@@ -87,7 +88,7 @@ def read_quantization(fields: Fields) -> Quantization:
     if not quantization.values:
         quantization = Fields(fields.child(MODELOPT_FILE).values, MODELOPT_FILE)
         if not quantization.values:
-            return UNQUANTIZED
+            return NO_QUANTIZATION
         return read_modelopt(quantization)
     method = find_method(quantization)
     if method not in READERS:
@@ -113,12 +114,9 @@ def _refuse_method(quantization: Fields, method: str) -> str:
     if not method:
         return (
             "describes quantized weights in an unknown method (without quant_method), which are not "
-            "supported: use the checkpoint in bfloat16 or float16 from which they were made"
+            f"supported: {USE_ORIGINAL}"
         )
-    name, way_out = (
-        NAMES.get(method, method),
-        "use the checkpoint in bfloat16 or float16 from which they were made",
-    )
+    name, way_out = NAMES.get(method, method), USE_ORIGINAL
     if method in FOUR_BIT_FLOATS:
         way_out = "Hopper GPUs have no FP4 tensor cores; use a checkpoint in bfloat16, FP8 or W4A16"
     if method == "bitsandbytes":

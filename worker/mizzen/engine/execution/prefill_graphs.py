@@ -271,15 +271,11 @@ class PrefillGraphs:
         The largest size is captured first, so that all others share its memory, which comes from `pool`.
         """
         start_time = time.perf_counter()
-        any_chunks, few_chunks = (
-            self.planners.any_chunks,
-            self.planners.few_chunks or self.planners.any_chunks,
-        )
+        families = [(self.graphs, self.sizes, self.planners.any_chunks)]
+        if self.planners.few_chunks is not None:
+            families.append((self.split_graphs, self.split_sizes.sizes, self.planners.few_chunks))
         with torch.inference_mode(), torch.cuda.stream(stream):
-            for graphs, sizes, planner in (
-                (self.graphs, self.sizes, any_chunks),
-                (self.split_graphs, self.split_sizes.sizes, few_chunks),
-            ):
+            for graphs, sizes, planner in families:
                 for size in reversed(sizes):
                     graphs[size] = self.capture_size(size, planner, stream, pool)
                     pool = pool or graphs[size].graph.pool()
