@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The canonical form of quantized weights: the form between checkpoints and kernels.
+
+Loading turns the tensors of every checkpoint format into this form, layer by layer; kernels take their own
+layouts from it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import torch
+
+from mizzen.quantization.schemes import Activations
+
+
+class Codes(enum.StrEnum):
+    """Type of the stored values q of a weight."""
+
+    E4M3 = "e4m3"
+    """FP8 E4M3 (float8_e4m3fn) without NaN."""
+    INT8 = "int8"
+    """Signed integers of 8 bits."""
+    UINT8 = "uint8"
+    """Unsigned integers of 8 bits, with a zero point of 128 or of their own."""
+    UINT4 = "uint4"
+    """Unsigned integers of 4 bits, two to a byte, with a zero point of 8 or of their own."""
+
+
+IMPLIED_ZEROS = {Codes.E4M3: 0, Codes.INT8: 0, Codes.UINT8: 128, Codes.UINT4: 8}
+"""Zero point of weights that have no tensor of zero points."""
+
+
+@dataclass(slots=True, kw_only=True)
+class QuantizedWeight:
+    """Weight of a merged linear layer on one rank: w[r, c] = (q[r, c] - z[r', c']) * s[r', c'].
+
+    Row r and column c use the scale and zero point at r' = r // row_step and c' = c // column_step. The last
+    step of the rows or of the columns may be incomplete.
+    """
+
+    codes: Codes
+    values: torch.Tensor
+    """q: float8_e4m3fn, int8 or uint8 [rows, columns]; `UINT4`: uint8 [rows, columns / 2], with the even
+    column of each pair in the low four bits."""
+    scales: torch.Tensor
+    """s: float32, bfloat16 or float16 [ceil(rows / row_step), ceil(columns / column_step)]."""
+    row_step: int = 1
+    """Rows that share a scale."""
+    column_step: int
+    """Columns that share a scale; the number of columns if all do."""
+    zeros: torch.Tensor | None = None
+    """z: uint8, of the shape of the scales; None if all are the zero point that the codes imply."""
+    order: torch.Tensor | None = None
+    """Input column that each column of the weight multiplies (int32 [columns]), if they differ: columns of
+    weights in activation order are sorted by group. Columns that only fill a group have q = z."""
+    activations: Activations | None = None
+    """Quantization of the inputs that the checkpoint asks for; None for weights alone."""
+    input_scale: float = 0.0
+    """Scale of the inputs if it is static; otherwise 0."""
+
+    @property
+    def rows(self) -> int:
+        """Number of output rows."""
+        return len(self.values)
+
+    @property
+    def columns(self) -> int:
+        """Number of columns, including those that fill groups."""
+        return self.values.shape[1] * (2 if self.codes is Codes.UINT4 else 1)
+
+    def unpack(self, rows: slice = slice(None)) -> torch.Tensor:
+        """Return q of some rows as float32 [rows, columns]."""
+        values = self.values[rows]
+        if self.codes is Codes.UINT4:
+            values = torch.stack((values & 15, values >> 4), dim=-1).flatten(1)
+        return values.float()
+
+    def dequantize(self, rows: slice = slice(None)) -> torch.Tensor:
+        """Return w of some rows as float32 [rows, columns], in the order of the stored columns."""
+        first, stop, _ = rows.indices(self.rows)
+        which = torch.arange(first, stop, device=self.scales.device) // self.row_step
+        groups = torch.arange(self.columns, device=self.scales.device) // self.column_step
+        zeros: torch.Tensor | float = IMPLIED_ZEROS[self.codes]
+        if self.zeros is not None:
+            zeros = self.zeros[which][:, groups].float()
+        return (self.unpack(rows) - zeros) * self.scales[which][:, groups].float()
