@@ -3,8 +3,9 @@
 
 Rows are padded to strips of 64, and columns to a multiple of 64. In a strip, warp w of four holds rows 16w
 to 16w + 15, and lane l of a warp holds, for every 16 columns (a k-step), the four registers of the A fragment
-of mma.m16n8k16, which equals that of wgmma's m64k16. Register 0 holds row l / 4 and columns 2(l % 4) + {0, 1},
-register 1 the row 8 below, and registers 2 and 3 the columns 8 to the right. A lane loads 16 bytes at once:
+of mma.m16n8k16, which equals that of wgmma's m64k16. Register 0 holds row l / 4 and columns
+2(l % 4) + {0, 1}, register 1 the row 8 below, and registers 2 and 3 the columns 8 to the right. A lane loads
+16 bytes at once:
 
 - 4 bits: 64 columns, one word for each k-step. Nibble i of a word (0 to 3, from the low bits) is the low
   element of register i, and nibble i + 4 the high element.
