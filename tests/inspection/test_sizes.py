@@ -26,7 +26,7 @@ def test_sizes_of_a_served_model(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B-FP8", "deepseek-ai/DeepSeek-V3"])
+@pytest.mark.parametrize("name", ["openai/gpt-oss-20b", "deepseek-ai/DeepSeek-V3"])
 def test_a_model_that_is_not_served_has_no_sizes(name: str, tmp_path: Path) -> None:
     assert sizes(tmp_path, KNOWN[name]["config"]) == {}
     assert read_sizes(tmp_path / "absent") == {}

@@ -97,8 +97,8 @@ def test_the_head_of_the_checkpoint_is_used_if_it_differs_from_the_embedding(
         ({"text_config": {"model_type": []}}, "model_type must be mistral or ministral3"),
         ({"text_config": None}, "text_config must describe the text part"),
         (
-            {"quantization_config": {"quant_method": "fp8"}},
-            r"config\.json: quantization_config describes quantized weights \(FP8, a scale for each tensor\)",
+            {"quantization_config": {"quant_method": "hqq"}},
+            r"config\.json: quantization_config describes quantized weights \(HQQ\)",
         ),
     ],
 )

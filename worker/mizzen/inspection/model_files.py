@@ -12,11 +12,14 @@ from pathlib import Path
 from mizzen.models.config import ModelConfig
 from mizzen.models.hf_fields import ConfigError, Fields, parse_object
 from mizzen.quantization.reader import MODELOPT_FILE, add_modelopt_file, load_fields
+from mizzen.quantization.schemes import Unquantized
+from mizzen.quantization.stored_tensors import UNUSED, find_dtypes
 from mizzen.weights.checkpoint_files import (
+    FLOATING,
     INDEX,
     SINGLE,
     WeightsError,
-    check_floating,
+    check_dtype,
     checkpoint_files,
     describe_gguf,
     explain_missing,
@@ -52,9 +55,13 @@ class WeightFiles:
             weight = config.implementation == "native" or tensor.endswith(".weight")
             if own is None or is_needless(own) or not weight:
                 continue
+            layer, _, suffix = own.rpartition(".")
             try:
-                check_floating(Path(name), tensor, kind)
-            except WeightsError as error:
+                scheme = config.quantization.find_scheme(layer)  # embeddings and norms have one, too
+                unquantized = suffix == "weight" and kind in FLOATING
+                if not unquantized and (suffix not in UNUSED or isinstance(scheme, Unquantized)):
+                    check_dtype(Path(name), tensor, kind, find_dtypes(scheme, suffix))
+            except ValueError as error:
                 return str(error)
         return ""
 

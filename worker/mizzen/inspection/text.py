@@ -58,6 +58,10 @@ def _weight_rows(result: Inspection) -> Iterator[str]:
         yield from _row("parameters", "unknown without the files of the weights, and so is the memory needed")
         return
     yield from _row("parameters", f"{format_count(result.parameters)} ({result.parameters:,})")
+    if result.quantization:
+        yield from _format_rows(result)
+    if result.weight_formats:
+        return
     files = "no files found, computed from config.json"
     if result.file_bytes is not None:
         files = f"{_format_size(result.file_bytes)} of safetensors files"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mizzen.layers.quantized.shard_check import find_divided_word
 from mizzen.models.config import ModelConfig
 
 ROW_MULTIPLE = 8
@@ -99,7 +100,22 @@ def check_shardable(config: ModelConfig, ranks: int) -> None:
     """
     if config.expert_width and ranks > 1:
         raise ValueError("mixtures of experts need --tensor 1")
+    _check_sizes(config, ranks)
+    if problem := find_divided_word(config, ranks):
+        possible = [size for size in SUGGESTED_SIZES if _is_shardable(config, size)]
+        raise ValueError(f"{problem}; use --tensor {' or '.join(str(size) for size in possible)}")
+
+
+def _check_sizes(config: ModelConfig, ranks: int) -> None:
     axis = Axis(0, ranks)
     axis.shard(config.heads, "num_attention_heads")
     axis.replicated_shard(config.kv_heads, "num_key_value_heads")
     axis.shard(config.intermediate_size, "intermediate_size")
+
+
+def _is_shardable(config: ModelConfig, ranks: int) -> bool:
+    try:
+        _check_sizes(config, ranks)
+    except ValueError:
+        return False
+    return not find_divided_word(config, ranks)

@@ -7,9 +7,13 @@ Parameters keep their addresses once loaded, because captured CUDA graphs refer 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+DummyFill = Callable[[torch.Tensor, torch.Generator], None]
+"""Function that fills a whole tensor [as in the checkpoint] with dummy values in place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +22,21 @@ class WeightTarget:
 
     name: str
     """Name of the tensor in the checkpoint."""
+    other_names: tuple[str, ...] = ()
+    """Names that the tensor may have instead."""
+    dtypes: tuple[str, ...] = ()
+    """Dtypes that the tensor may have in the checkpoint, as safetensors names them; empty for any dtype of
+    unquantized weights."""
     shape: tuple[int, ...]
     """Full shape of the tensor in the checkpoint."""
+    other_shapes: tuple[tuple[int, ...], ...] = ()
+    """Shapes that the tensor may have instead, with the same elements in the same order."""
+    optional: bool = False
+    """Whether the checkpoint may lack the tensor; the destination then keeps its values."""
     shard: tuple[slice, ...]
     """Part of the tensor that this rank holds, one slice per dimension; may be empty."""
     destination: torch.Tensor
     """View of the parameter, with the shape of the shard."""
-    fill: float | None = None
-    """Value of all elements of dummy weights; None for random values, as in a weight matrix."""
+    fill: float | DummyFill | None = None
+    """Value of all elements of dummy weights, or a function that fills the tensor; None for random values, as
+    in a weight matrix."""

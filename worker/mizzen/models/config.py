@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from mizzen.models.block import Activation, BlockConfig
 from mizzen.models.hf_fields import Fields
-from mizzen.models.quantization import check_unquantized
 from mizzen.models.rope_config import ORIGINAL, RopeConfig, read_rope, rope_fields
 from mizzen.models.text_tensors import TextTensors
+from mizzen.quantization.quantization import Quantization
+from mizzen.quantization.reader import NO_QUANTIZATION, read_quantization
 
 DTYPES = ("bfloat16", "float16", "float32")
 MAX_LAYERS = 10_000
@@ -72,6 +73,8 @@ class ModelConfig:
     """Bound c of the logits, which become c * tanh(logit / c) (Gemma 2); None for none."""
     dtype: str = "bfloat16"
     """Data type in which the weights were saved."""
+    quantization: Quantization = NO_QUANTIZATION
+    """Schemes of quantized weights."""
     end_token_ids: tuple[int, ...] = ()
     replicates_attention: bool = False
     """Whether every rank holds all heads, instead of a shard."""
@@ -261,7 +264,6 @@ def read_decoder_config(
     """
     heads, kv_heads, head_dim = read_heads(fields)
     check_causal(fields)
-    check_unquantized(fields)
     block = block or BlockConfig()
     layers = read_layer_count(fields)
     ropes = ropes or (read_rope(fields, head_dim),)
@@ -289,5 +291,6 @@ def read_decoder_config(
         output_bias=output_bias or attention_bias,
         mlp_bias=mlp_bias,
         dtype=dtype,
+        quantization=read_quantization(fields),
         end_token_ids=read_token_ids(fields),
     )

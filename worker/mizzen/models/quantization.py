@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses quantized weights, whose schemes can be read, but which the engine cannot load yet."""
+"""Refuses quantized weights of models for which the engine cannot load them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def check_unquantized(fields: Fields) -> None:
         if not fields.child("quantization_config").values:
             source = MODELOPT_FILE
         raise ConfigError(
-            f"{source} describes quantized weights ({quantization.describe()}), which are not served yet: "
-            f"{USE_ORIGINAL}"
+            f"{source} describes quantized weights ({quantization.describe()}), which are served only for "
+            f"the architectures that Mizzen implements itself: {USE_ORIGINAL}"
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from mizzen.layers.quantized.shard_check import check_merged_layers
 from mizzen.models.config import ModelConfig, read_token_ids
 from mizzen.models.hf_fields import ConfigError, Fields
 from mizzen.models.model_families import FAMILIES, ConfigReader
@@ -100,13 +101,19 @@ def read_fields(fields: Fields) -> ModelConfig:
     for name in names if isinstance(names, list) else []:
         if not isinstance(name, str):
             break
-        if name in READERS:
-            return READERS[name](fields)
-        if name in HEADLESS_READERS:
-            return replace(HEADLESS_READERS[name](fields), tie_embeddings=True, generates=False)
-        if name in TEXT_PARTS:
-            return read_text_part(fields, name)
+        if (config := _read_native(fields, name)) is not None:
+            check_merged_layers(config)
+            return config
     raise explain_unsupported(fields, ", ".join(SUPPORTED))
+
+
+def _read_native(fields: Fields, name: str) -> ModelConfig | None:
+    """Read the configuration of the architecture `name`; None if it has no native implementation."""
+    if name in READERS:
+        return READERS[name](fields)
+    if name in HEADLESS_READERS:
+        return replace(HEADLESS_READERS[name](fields), tie_embeddings=True, generates=False)
+    return read_text_part(fields, name) if name in TEXT_PARTS else None
 
 
 def read_end_tokens(folder: Path, config: ModelConfig) -> tuple[int, ...]:

@@ -17,8 +17,8 @@ from mizzen.models.config import ModelConfig
 from mizzen.models.families import cohere, gemma, mistral, qwen2, qwen3
 from mizzen.models.hf_fields import Fields
 from mizzen.models.model_families import ConfigReader
-from mizzen.models.quantization import check_unquantized
 from mizzen.models.text_tensors import TextTensors
+from mizzen.quantization.reader import MODELOPT_FILE, read_quantization
 
 LLAVA_TENSORS = TextTensors(
     skipped=(
@@ -29,7 +29,7 @@ LLAVA_TENSORS = TextTensors(
     )
 )
 QWEN_TENSORS = TextTensors(skipped=("visual.", "model.visual."))
-SHARED = ("quantization_config", "tie_word_embeddings")
+SHARED = ("quantization_config", MODELOPT_FILE, "tie_word_embeddings")
 """Fields of the whole model that override those of its text part."""
 FALLBACKS = ("dtype", "torch_dtype", "eos_token_id")
 """Fields of the whole model that apply if its text part does not set them."""
@@ -82,7 +82,7 @@ def read_text_part(fields: Fields, architecture: str) -> ModelConfig:
         ConfigError: a field is missing, invalid or not supported; the message names the field.
     """
     part = TEXT_PARTS[architecture]
-    check_unquantized(fields)
+    read_quantization(fields)  # its errors say more than those about other fields
     text = select_text_fields(fields)
     text = Fields({**part.defaults, **text.values}, text.source)
     kinds = tuple(part.readers)

@@ -4,12 +4,16 @@
 `WeightScheme` is the closed union of all schemes. A scheme describes the numbers alone; the names and shapes
 of its tensors in a checkpoint are in `mizzen.quantization.stored_tensors`. In all formulas, a layer has a
 weight w [rows, columns], that is, [outputs, inputs]; q is the stored value and s its scale.
+
+Schemes are tagged structs, because ranks exchange configurations as JSON.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+
+import msgspec
 
 SUPPORTED_BITS = (4, 8)
 """Numbers of bits of packed integers."""
@@ -68,13 +72,11 @@ class Fp8Layout(enum.StrEnum):
     """Checkpoints of NVIDIA's ModelOpt in its format for Hugging Face."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unquantized:
+class Unquantized(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Weights in a floating-point type of at least 16 bits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fp8Weights:
+class Fp8Weights(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Weights in FP8 E4M3 (arXiv 2209.05433, without infinities): w = q * s.
 
     The name `weight_scale_inv` of DeepSeek's and Qwen's checkpoints is misleading: it is s, too, not 1 / s.
@@ -106,8 +108,7 @@ class Packing(enum.StrEnum):
     low bits first, as unsigned integers q + 2 ** (bits - 1). Zero points are packed along the rows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedIntegers:
+class PackedIntegers(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Weights alone in integers of 4 or 8 bits (W4A16, W8A16), packed into words: w = (q - z) * s.
 
     q is from 0 to 2 ** bits - 1; the zero point z is stored, or 2 ** (bits - 1) if the weights are symmetric.
@@ -135,8 +136,7 @@ class PackedIntegers:
             raise ValueError(f"bits must be 4 or 8, not {self.bits}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Int8Weights:
+class Int8Weights(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Weights in signed integers of 8 bits, one byte each (W8A8 or W8A16): w = q * s.
 
     This is the format int-quantized of compressed-tensors.

@@ -29,6 +29,11 @@ FLOATS = ("F32", "BF16", "F16")
 """Types of scales, as safetensors names them."""
 
 
+UNUSED = ("weight_shape", "input_scale_ub", "input_zero_point")
+"""Suffixes of tensors that are not loaded: the shapes of the others are known, the bound of inputs is in the
+configuration, and inputs are never quantized with a zero point."""
+
+
 class Follows(enum.StrEnum):
     """Dimension of a layer's weight that a dimension of a stored tensor follows."""
 
@@ -107,6 +112,13 @@ def list_tensors(scheme: WeightScheme) -> tuple[StoredTensor, ...]:
                 dimensions=_scale_dimensions(scheme.scale_shape, None, scheme.group_size),
             )
             return weight, scale, *_list_input_tensors(scheme.activations)
+
+
+def find_dtypes(scheme: WeightScheme, suffix: str) -> tuple[str, ...]:
+    """Return the types of a layer's tensor with a suffix; empty if it is no part of the stored weight."""
+    if isinstance(scheme, Unquantized):
+        return ()
+    return next((each.dtypes for each in list_tensors(scheme) if suffix in each.suffixes), ())
 
 
 def _list_fp8(scheme: Fp8Weights) -> tuple[StoredTensor, ...]:

@@ -79,17 +79,29 @@ def is_needless(name: str) -> bool:
     return name.endswith(NEEDLESS)
 
 
-def check_floating(path: Path, name: str, kind: str) -> None:
-    """Check that a tensor is unquantized; `kind` is its dtype, as safetensors names it.
+def check_dtype(path: Path, name: str, kind: str, dtypes: tuple[str, ...] = ()) -> None:
+    """Check the dtype of a tensor.
+
+    Args:
+        path: File, for the message.
+        name: Name of the tensor.
+        kind: Its dtype, as safetensors names it.
+        dtypes: Dtypes that the tensor of a quantized layer may have; empty for unquantized tensors.
 
     Raises:
         WeightsError: the tensor has another dtype.
     """
-    if kind not in FLOATING:
+    if kind in (dtypes or FLOATING):
+        return
+    if dtypes:
         raise WeightsError(
-            f"{path}: {name} is {kind}: quantized weights are not supported, "
-            "use a checkpoint in bfloat16, float16 or float32"
+            f"{path}: {name} is {kind}, but the configuration of the quantized weights implies "
+            f"{' or '.join(dtypes)}: use a checkpoint whose tensors and configuration agree"
         )
+    raise WeightsError(
+        f"{path}: {name} is {kind}, but config.json describes no quantized weights: use a checkpoint in "
+        "bfloat16, float16 or float32, or one whose config.json describes its quantization"
+    )
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:

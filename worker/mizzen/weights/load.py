@@ -25,7 +25,7 @@ from mizzen.models.block import TensorNames
 from mizzen.models.text_tensors import TextTensors
 from mizzen.weights.checkpoint_files import (
     WeightsError,
-    check_floating,
+    check_dtype,
     checkpoint_files,
     format_names,
     is_needless,
@@ -64,12 +64,30 @@ def is_ignorable(name: str, tied: bool, names: TensorNames) -> bool:
     return is_needless(name) or (tied and name == f"{names.head}.weight")
 
 
-def group_by_name(targets: Iterable[WeightTarget]) -> dict[str, list[WeightTarget]]:
-    """Return the targets by the name of their tensor; a tensor that holds several layers has several."""
-    grouped: dict[str, list[WeightTarget]] = {}
-    for target in targets:
-        grouped.setdefault(target.name, []).append(target)
-    return grouped
+class WantedTensors:
+    """Targets that have not been filled yet, by the name of their tensor.
+
+    A tensor that holds several layers has several targets.
+    """
+
+    def __init__(self, targets: Iterable[WeightTarget]) -> None:
+        self.groups: dict[str, list[WeightTarget]] = {}
+        self.other_names: dict[str, str] = {}
+        for target in targets:
+            self.groups.setdefault(target.name, []).append(target)
+            self.other_names |= dict.fromkeys(target.other_names, target.name)
+
+    def pop(self, name: str) -> list[WeightTarget] | None:
+        """Remove and return the targets of a tensor; None if no target has this name, or not any more."""
+        return self.groups.pop(self.other_names.get(name, name), None)
+
+    def missing(self) -> list[str]:
+        """Return the names of the remaining tensors that a checkpoint must have."""
+        return [name for name, group in self.groups.items() if not all(target.optional for target in group)]
+
+    def size(self) -> int:
+        """Return the size of the remaining targets in bytes."""
+        return sum(target_bytes(target) for group in self.groups.values() for target in group)
 
 
 def load_checkpoint(
@@ -81,6 +99,7 @@ def load_checkpoint(
     names: TensorNames = NAMES,
     text_tensors: TextTensors | None = None,
     ignored: Sequence[re.Pattern[str]] = (),
+    ignored_zeros: Sequence[re.Pattern[str]] = (),
 ) -> None:
     """Fill every target from the safetensors files of a model folder.
 
@@ -92,26 +111,39 @@ def load_checkpoint(
         names: Names of the checkpoint's tensors. Checkpoints of embedding models may omit their prefix.
         text_tensors: Tensors of the text part, if the checkpoint also holds other parts.
         ignored: Patterns of the names of further tensors that need not be loaded.
+        ignored_zeros: Patterns of the names of tensors that need not be loaded if all their elements are 0.
 
     Raises:
         WeightsError: tensors are missing or unexpected, or have a wrong dtype or shape, or a file cannot be
             read.
     """
-    wanted = group_by_name(targets)
-    total = sum(target_bytes(target) for group in wanted.values() for target in group)
+    wanted = WantedTensors(targets)
+    total = wanted.size()
     done, unexpected = 0, []
     file_ranges: list[FileRange] = []
     progress(0, total)
+
+    def count(size: int) -> None:
+        nonlocal done
+        done += size
+        progress(done, total)
+
+    def is_redundant(name: str, file: Any, stored_name: str) -> bool:
+        if is_ignorable(name, tied, names) or any(pattern.search(name) for pattern in ignored):
+            return True
+        return (
+            any(pattern.search(name) for pattern in ignored_zeros) and not file.get_tensor(stored_name).any()
+        )
+
     for path in checkpoint_files(folder):
         with open_safetensors(path) as (header, file):
             for name in file.keys():  # noqa: SIM118 (not a mapping)
                 own = own_name(name, text_tensors)
                 if own is None:
                     continue
-                group = wanted.pop(own, None) or wanted.pop(names.prefix + own, None)
+                group = wanted.pop(own) or wanted.pop(names.prefix + own)
                 if group is None:
-                    needless = any(pattern.search(own) for pattern in ignored)
-                    if not needless and not is_ignorable(own, tied, names):
+                    if not is_redundant(own, file, name):
                         unexpected.append(name)
                     continue
                 source = file.get_slice(name)
@@ -124,22 +156,27 @@ def load_checkpoint(
                     if file_range is not None:
                         file_ranges.append(file_range)
                         continue
-                    target.destination.copy_(source[target.shard or ...])
-                    done += target_bytes(target)
-                    progress(done, total)
-    wrong = {"missing": wanted, "unexpected": unexpected}
+                    target.destination.copy_(read_shard(source, target))
+                    count(target_bytes(target))
+    wrong = {"missing": wanted.missing(), "unexpected": unexpected}
     if problems := [f"{kind}: {format_names(names)}" for kind, names in wrong.items() if names]:
         raise WeightsError(f"{folder}: tensors are {'; '.join(problems)}")
-
-    def count(size: int) -> None:
-        nonlocal done
-        done += size
-        progress(done, total)
-
     try:
         stream_to_device(file_ranges, count)
     except OSError as error:
         raise WeightsError(f"{folder} cannot be read: {error}") from error
+    if left_out := wanted.size():
+        count(left_out)
+
+
+def read_shard(source: Any, target: WeightTarget) -> torch.Tensor:
+    """Read this rank's shard of a tensor, which may have another shape than the target names first.
+
+    `source` is a safetensors slice.
+    """
+    if tuple(source.get_shape()) == target.shape:
+        return source[target.shard or ...]
+    return source[...].reshape(target.shape)[target.shard]
 
 
 def target_bytes(target: WeightTarget) -> int:
@@ -196,13 +233,14 @@ def check_tensor(path: Path, source: Any, target: WeightTarget) -> None:
     """Check the dtype and shape of a tensor against its target; `source` is a safetensors slice.
 
     Raises:
-        WeightsError: the tensor is not floating-point, or its shape is not that of the target.
+        WeightsError: the tensor has another dtype or shape than the target.
     """
-    check_floating(path, target.name, source.get_dtype())
+    name, kind = target.name, source.get_dtype()
+    check_dtype(path, name, kind, target.dtypes)
     shape = tuple(source.get_shape())
-    if shape != target.shape:
+    if shape not in (target.shape, *target.other_shapes):
         raise WeightsError(
-            f"{path}: {target.name} has the shape {list(shape)}, but config.json implies {list(target.shape)}"
+            f"{path}: {name} has the shape {list(shape)}, but config.json implies {list(target.shape)}"
         )
 
 
@@ -218,15 +256,20 @@ def fill_dummy(targets: Iterable[WeightTarget], *, seed: int, progress: Progress
     for target in all_targets:
         device = target.destination.device
         generator = torch.Generator(device).manual_seed(seed ^ zlib.crc32(target.name.encode()))
-        if target.fill is not None:
+        if isinstance(target.fill, int | float):
             target.destination.fill_(target.fill)
         else:
-            columns = target.shape[-1] if len(target.shape) > 1 else math.inf
             full = target.destination
             if tuple(full.shape) != target.shape:
                 full = torch.empty(target.shape, dtype=full.dtype, device=device)
-            full.normal_(0, 1 / math.sqrt(columns), generator=generator)
+            (target.fill or fill_normal)(full, generator)
             if full is not target.destination:
                 target.destination.copy_(full[target.shard])
         done += target_bytes(target)
         progress(done, total)
+
+
+def fill_normal(weight: torch.Tensor, generator: torch.Generator) -> None:
+    """Fill a weight matrix with random values, so that its outputs are about as large as its inputs."""
+    columns = weight.shape[-1] if weight.ndim > 1 else math.inf
+    weight.normal_(0, 1 / math.sqrt(columns), generator=generator)

@@ -24,7 +24,16 @@ BLOCK = 16 << 20
 """Maximum size of a block in bytes; a thread reads one block at a time."""
 BUFFERS_PER_THREAD = 2
 """Number of blocks that a thread keeps in flight."""
-DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+}
+"""Dtypes whose bytes can be copied, by their names in safetensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +67,13 @@ class SafetensorsHeader:
     def file_range(self, target: WeightTarget) -> FileRange | None:
         """Return the byte range that fills a target, or None if the target cannot be filled by copying bytes.
 
-        Bytes can be copied only if the target is contiguous, has the dtype of the file's tensor, and is a
-        slice of that tensor's rows or, for a matrix, of its rows and columns. In the latter case, the part
-        of each row must not exceed `BLOCK` bytes.
+        Bytes can be copied only if the target is contiguous, has the dtype of the file's tensor and the shape
+        of its shard, and is a slice of that tensor's rows or, for a matrix, of its rows and columns. In the
+        latter case, the part of each row must not exceed `BLOCK` bytes.
         """
         entry = self.entries[target.name]
+        if tuple(entry["shape"]) != target.shape:
+            return None
         rows, *rest = target.shard
         if DTYPES.get(entry["dtype"]) != target.destination.dtype or not target.destination.is_contiguous():
             return None

@@ -49,7 +49,7 @@ from mizzen.models.config import ModelConfig
 from mizzen.models.registry import read_config, read_end_tokens
 from mizzen.parallel.collectives import SINGLE_RANK
 from mizzen.parallel.process_group import RankGroup
-from mizzen.weights.load import ProgressCallback, target_bytes
+from mizzen.weights.load import ProgressCallback
 
 log = logging.getLogger(__name__)
 
@@ -151,8 +151,15 @@ def build_model(
 ) -> LoadedModel:
     """Load the model for `load_model`, after the config was read and the process group was formed."""
     device = group.config.device if group else torch.device(options.device)
+    weights_bytes = 0
+
+    def report(done: int, total: int) -> None:
+        nonlocal weights_bytes
+        weights_bytes = total
+        progress(done, total)
+
     with phases("weights"):
-        model = make_model(options, config, progress, group)
+        model = make_model(options, config, report, group)
     with phases("kv"):
         context = options.context_length or config.context_length
         kv_dtype = resolve_kv_dtype(options, model.embedding.weight.dtype)
@@ -204,7 +211,7 @@ def build_model(
         end_token_ids=end_token_ids,
         page_size=options.page_size,
         pages_total=pages,
-        weights_bytes=sum(target_bytes(target) for target in model.targets()),
+        weights_bytes=weights_bytes,
         kv_bytes=pages * options.page_size * need.token_bytes,
         step_bytes=need.step_bytes,
         graph_bytes=graph_bytes,

@@ -32,8 +32,11 @@ from mizzen.engine.loading.memory_need import MemoryNeed
 from mizzen.engine.loading.memory_profile import build_largest_plan, measure_step_bytes
 from mizzen.engine.loading.resolve import rank_geometry, resolve_dtype, uses_own_kernels
 from mizzen.layers.context import BuildContext
+from mizzen.layers.linear_methods.dequantized import DequantizedLinear
+from mizzen.layers.linear_methods.quantized import choose_linear
 from mizzen.layers.linear_methods.small_batch import SmallBatchLinear
 from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
+from mizzen.layers.quantized.stored_layer import IGNORED, ZERO_BIAS
 from mizzen.layers.sharding import Axis, Mesh
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.base import DecoderModel
@@ -87,7 +90,9 @@ def make_model(
         device=group.config.device if group else torch.device(options.device),
         dtype=resolve_dtype(options, config),
         mesh=Mesh(Axis(group.rank, group.size)) if group else Mesh(),
-        make_linear=SmallBatchLinear if fused else UnquantizedLinear,
+        make_linear=choose_linear(
+            config.quantization, SmallBatchLinear if fused else UnquantizedLinear, DequantizedLinear
+        ),
         fused=fused,
         collectives=group.collectives if group else SINGLE_RANK,
     )
@@ -106,7 +111,8 @@ def make_model(
                 progress=progress,
                 names=config.block.names,
                 text_tensors=config.text_tensors,
-                ignored=model.ignored,
+                ignored=(*model.ignored, *([IGNORED] if config.quantization.schemes else [])),
+                ignored_zeros=[ZERO_BIAS] if config.quantization.schemes else [],
             )
         model.finish()
     if config.implementation == "transformers":

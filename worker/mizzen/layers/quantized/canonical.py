@@ -67,7 +67,7 @@ class QuantizedWeight:
 
     @property
     def columns(self) -> int:
-        """Number of columns, including those that fill groups."""
+        """Number of columns, including columns that only fill a group."""
         return self.values.shape[1] * (2 if self.codes is Codes.UINT4 else 1)
 
     def unpack(self, rows: slice = slice(None)) -> torch.Tensor:

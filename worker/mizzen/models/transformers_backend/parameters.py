@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mizzen.layers.context import BuildContext
-from mizzen.layers.weight_target import WeightTarget
+from mizzen.layers.weight_target import DummyFill, WeightTarget
 
 
 def allocate_parameters(build: BuildContext, model: Any) -> Iterator[WeightTarget]:
@@ -69,7 +69,7 @@ def move_buffers(build: BuildContext, model: Any) -> Iterator[tuple[str, torch.T
                 yield full, moved
 
 
-def whole_target(name: str, destination: torch.Tensor, fill: float | None) -> WeightTarget:
+def whole_target(name: str, destination: torch.Tensor, fill: float | DummyFill | None) -> WeightTarget:
     """Return the target of a tensor that every rank holds completely."""
     shape = tuple(destination.shape)
     return WeightTarget(

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantized weights that are dequantized tile by tile for each multiplication."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from mizzen.layers.linear_methods.base import LinearMethod, LinearSpec
+from mizzen.layers.quantized.canonical import QuantizedWeight
+from mizzen.layers.quantized.convert import convert_layer
+from mizzen.layers.quantized.stored_layer import StoredLayer
+from mizzen.layers.weight_target import WeightTarget
+from mizzen.quantization.schemes import WeightScheme
+
+TILE_ROWS = 512
+"""Output rows that are dequantized at a time."""
+
+
+class DequantizedLinear(LinearMethod):
+    """Quantized weights, dequantized in tiles of rows to the model's dtype and multiplied by PyTorch's GEMM.
+
+    Inputs stay unquantized, even if the checkpoint asks for quantized inputs: the result is that of the exact
+    weights. This is the only method on CPUs, and the slow but general one on GPUs, where graphs can capture
+    it.
+    """
+
+    def __init__(self, spec: LinearSpec, scheme: WeightScheme) -> None:
+        self.spec = spec
+        self._stored: StoredLayer | None = StoredLayer(spec, scheme)
+        self._weight: QuantizedWeight | None = None
+        self.bias = torch.empty(spec.rows, dtype=spec.dtype, device=spec.device) if spec.bias else None
+
+    @property
+    def weight(self) -> QuantizedWeight:
+        """The weight in canonical form; the first use after loading converts and frees the stored tensors.
+
+        Raises:
+            WeightsError: A tensor has invalid values.
+        """
+        if self._stored is not None:
+            self._weight, self._stored = convert_layer(self._stored), None
+        if self._weight is None:
+            raise RuntimeError("the weight is no longer in canonical form")
+        return self._weight
+
+    def targets(self) -> Iterator[WeightTarget]:
+        """Yield the destinations of the tensors of all parts; nothing once these are converted."""
+        if self._stored is None:
+            return
+        yield from self._stored.targets()
+        for part in self.spec.parts:
+            if self.bias is not None:
+                own_rows = slice(part.first_row, part.first_row + part.rows.stop - part.rows.start)
+                yield WeightTarget(
+                    name=f"{part.name}.bias",
+                    shape=part.shape[:1],
+                    shard=(part.rows,),
+                    destination=self.bias[own_rows],
+                )
+
+    def finish(self) -> None:
+        """Convert the stored tensors to the canonical form.
+
+        Raises:
+            WeightsError: A tensor has invalid values.
+        """
+        _ = self.weight
+
+    def permute_rows(self, order: torch.Tensor) -> None:
+        """Replace output row i by row order[i] (int64 [rows])."""
+        weight = self.weight
+        split_rows(weight, 1)
+        weight.values = weight.values.view(torch.uint8)[order].view(weight.values.dtype)
+        weight.scales = weight.scales[order]
+        weight.zeros = None if weight.zeros is None else weight.zeros[order]
+        if self.bias is not None:
+            self.bias.copy_(self.bias[order])
+
+    def scale_rows(self, rows: slice, factor: float, *, bias: bool = True) -> None:
+        """Multiply the scales of output rows, and with `bias` their biases too, by a power of two."""
+        weight = self.weight
+        start, stop, _ = rows.indices(weight.rows)
+        split_rows(weight, math.gcd(weight.row_step, start, 0 if stop == weight.rows else stop))
+        steps = slice(start // weight.row_step, -(-stop // weight.row_step))
+        scales = weight.scales.float()
+        scales[steps] *= factor
+        narrow = scales.to(weight.scales.dtype)
+        weight.scales = narrow if torch.equal(narrow.float(), scales) else scales
+        if bias and self.bias is not None:
+            self.bias[rows].mul_(factor)
+
+    def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Multiply x [tokens, columns]; return [tokens, rows], in `out` if given."""
+        weight = self.weight
+        if weight.order is not None:
+            x = x.index_select(1, weight.order)
+        if out is None:
+            out = x.new_empty(len(x), weight.rows)
+        for first in range(0, weight.rows, TILE_ROWS):
+            rows = slice(first, min(first + TILE_ROWS, weight.rows))
+            tile = weight.dequantize(rows).to(x.dtype).t()
+            if self.bias is None:
+                torch.mm(x, tile, out=out[:, rows])
+            else:
+                torch.addmm(self.bias[rows], x, tile, out=out[:, rows])
+        return out
+
+
+def split_rows(weight: QuantizedWeight, step: int) -> None:
+    """Repeat the scales of a weight so that one stands for `step` rows, a divisor of its step of rows."""
+    if step == weight.row_step:
+        return
+    which = torch.arange(0, weight.rows, step, device=weight.scales.device) // weight.row_step
+    weight.scales = weight.scales[which]
+    weight.zeros = None if weight.zeros is None else weight.zeros[which]
+    weight.row_step = step
