@@ -274,7 +274,7 @@ def test_quantized_tensors_are_found_in_the_headers(tmp_path: Path) -> None:
     save_header(tmp_path / "model.safetensors", a=("BF16", [2, 2]), b=("I32", [2]))
     result = inspect_model(read_folder(tmp_path), OPTIONS)
     assert result.reason == (
-        f"{tmp_path}: b is I32, but config.json describes no quantized weights: use a checkpoint in "
+        f"{tmp_path}: b is I32, but config.json does not describe it as quantized: use a checkpoint in "
         "bfloat16, float16 or float32, or one whose config.json describes its quantization"
     )
     scales = {"layers.0.self_attn.k_scale": ("F8_E4M3", [1]), "layers.0.rotary_emb.inv_freq": ("I64", [2])}

@@ -16,7 +16,10 @@ from vision_twins import VISION_TWINS, save_vision_twin
 
 from mizzen.models.hf_fields import ConfigError
 from mizzen.models.registry import read_config
+from mizzen.models.text_part import TEXT_PARTS
 from mizzen.weights.checkpoint_files import WeightsError
+from quantized_formats import FORMATS
+from quantized_twins import quantize_twin
 
 
 def change_config(folder: Path, **changes: Any) -> None:
@@ -44,6 +47,23 @@ def test_logits_of_text_equal_those_of_the_whole_model(
 ) -> None:
     compare(kit, tmp_path, save_vision_twin(tmp_path, twin))
     assert "only the text part of the model is served: images are rejected" in caplog.text
+
+
+@pytest.mark.parametrize("weights", ["fp8-small-blocks", "ct-w4a16-32", "modelopt-fp8"])
+@pytest.mark.parametrize("twin", ["gemma3", "qwen3-vl"])
+def test_text_parts_may_be_quantized(twin: str, weights: str, kit: SimpleNamespace, tmp_path: Path) -> None:
+    model = save_vision_twin(tmp_path, twin)
+    heads = ("lm_head", "language_model.lm_head")
+    quantized = quantize_twin(tmp_path, tmp_path / "quantized", FORMATS[weights], ignored=heads)
+    tensors = TEXT_PARTS[type(model).__name__].tensors
+    text, count = model.model.language_model, 0
+    with torch.no_grad():
+        for layer, weight in quantized.dequantize().items():
+            if (own := tensors.name_in_text_model(layer)) is not None:
+                text.get_submodule(own.removeprefix("model.")).weight.copy_(weight)
+                count += 1
+    assert count == 7 * text.config.num_hidden_layers
+    compare(kit, quantized.folder, model)
 
 
 @pytest.mark.parametrize(

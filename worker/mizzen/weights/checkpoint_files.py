@@ -99,7 +99,7 @@ def check_dtype(path: Path, name: str, kind: str, dtypes: tuple[str, ...] = ()) 
             f"{' or '.join(dtypes)}: use a checkpoint whose tensors and configuration agree"
         )
     raise WeightsError(
-        f"{path}: {name} is {kind}, but config.json describes no quantized weights: use a checkpoint in "
+        f"{path}: {name} is {kind}, but config.json does not describe it as quantized: use a checkpoint in "
         "bfloat16, float16 or float32, or one whose config.json describes its quantization"
     )
 

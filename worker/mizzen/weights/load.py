@@ -35,6 +35,8 @@ from mizzen.weights.stream import FileRange, SafetensorsHeader, stream_to_device
 ProgressCallback = Callable[[int, int], None]
 """Function that receives the number of bytes done and the total number of bytes."""
 
+PACKED_WEIGHTS = ("qweight", "weight_packed")
+"""Ends of the names of tensors that hold packed integers."""
 NAMES = TensorNames()
 """Names of the tensors of Llama and most other families."""
 
@@ -198,13 +200,16 @@ def has_untied_head(
         WeightsError: a file cannot be read.
     """
     head_name, embedding_name = f"{names.head}.weight", f"{names.embedding}.weight"
+    packed = {f"{names.head}.{suffix}" for suffix in PACKED_WEIGHTS}
     searched = {head_name: head_name, embedding_name: embedding_name}
     searched[names.prefix + embedding_name] = embedding_name
     places: dict[str, tuple[Path, str]] = {}
     for path in checkpoint_files(folder):
         with open_safetensors(path) as (_, file):
             for name in file.keys():  # noqa: SIM118 (not a mapping)
-                if (own := own_name(name, text_tensors)) in searched:
+                if (own := own_name(name, text_tensors)) in packed:
+                    return True
+                if own in searched:
                     places[searched[own]] = (path, name)
     if len(places) < 2:
         return False

@@ -47,7 +47,7 @@ def keep_order(columns: slice, group_size: int | None, parts: int, device: torch
     count = columns.stop - columns.start
     size = group_size or columns.stop
     first = columns.start // size
-    step = merge_bounds(range(first * size + size - columns.start, count, size), count)
+    step = merge_bounds(range(first * size + size - columns.start, count, size), count, size)
     groups = (torch.arange(0, count, step, device=device) + columns.start) // size - first
     return ColumnOrder(step=step, groups=(groups,) * parts, columns=count)
 

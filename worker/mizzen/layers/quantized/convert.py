@@ -63,7 +63,7 @@ def _convert_scaled(layer: StoredLayer, scheme: Fp8Weights | Int8Weights) -> Qua
             )
         )
     merged, _, step = merge_scales(scales, spec.rows, 0)
-    inputs = [float(stored.tensors["input_scale"]) for stored in parts if "input_scale" in stored.tensors]
+    inputs = [_read_input_scale(stored) for stored in parts if "input_scale" in stored.tensors]
     return QuantizedWeight(
         codes=Codes.E4M3 if is_fp8 else Codes.INT8,
         values=_merge_values(layer, check_nan=is_fp8),
@@ -71,7 +71,7 @@ def _convert_scaled(layer: StoredLayer, scheme: Fp8Weights | Int8Weights) -> Qua
         row_step=step,
         column_step=order.step,
         activations=scheme.activations,
-        input_scale=_check_input_scale(parts[0], max(inputs)) if inputs else 0.0,
+        input_scale=max(inputs, default=0.0),
     )
 
 
@@ -178,12 +178,13 @@ def _check_scales(stored: StoredPart, suffix: str, scales: torch.Tensor) -> torc
     return scales
 
 
-def _check_input_scale(stored: StoredPart, scale: float) -> float:
-    """Return a static scale of inputs.
+def _read_input_scale(stored: StoredPart) -> float:
+    """Return the static scale of a part's inputs.
 
     Raises:
         WeightsError: It is not a positive number.
     """
+    scale = float(stored.tensors["input_scale"])
     if not 0 < scale < float("inf"):
         raise stored.error("input_scale", f"must be a positive number, not {scale}")
     return scale

@@ -37,16 +37,21 @@ class PartScales:
         return (self.rows.start, *range(first, self.rows.stop, self.row_step), self.rows.stop)
 
 
-def merge_bounds(bounds: Iterable[int], size: int) -> int:
-    """Return the largest step whose multiples include all bounds inside 0 .. size; `size` without any."""
-    return math.gcd(*(bound for bound in bounds if 0 < bound < size)) or size
+def merge_bounds(bounds: Iterable[int], size: int, step: int = 0) -> int:
+    """Return the largest divisor of `step` whose multiples include all bounds inside 0 .. size.
+
+    Without any such bound, the result is `size`. If `step` is 0, the result need not be a divisor of it.
+    """
+    inside = [bound for bound in bounds if 0 < bound < size]
+    return math.gcd(step, *inside) if inside else size
 
 
 def merge_rows(parts: Sequence[PartScales], rows: int) -> int:
     """Return the number of rows of a merged layer that can share a scale."""
     if any(part.row_step == 1 for part in parts):
         return 1
-    return merge_bounds((bound for part in parts for bound in part.bounds()), rows)
+    step = math.gcd(*(part.row_step for part in parts))
+    return merge_bounds((bound for part in parts for bound in part.bounds()), rows, step)
 
 
 def merge_scales(
