@@ -41,6 +41,12 @@ TYPICAL = {
     "max_position_embeddings": 32768,
     "embedding_multiplier": 12.0,
     "residual_multiplier": 0.22,
+    "num_experts": 64,
+    "num_local_experts": 64,
+    "n_routed_experts": 64,
+    "moe_num_experts": 64,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 1024,
 }
 """Fields of config.json from which the features of a family are read; other fields have their defaults."""
 HYBRID = {
@@ -94,7 +100,7 @@ TRANSFORMERS_GROUPS = (
     TransformersGroup(
         "dense, without such a plan", ("GPT2", "GPTBigCode", "OPT", "Persimmon"), sharded=False
     ),
-    TransformersGroup("mixtures of experts", ("Olmoe", "Qwen2Moe", "Qwen3Moe"), sharded=False),
+    TransformersGroup("mixtures of experts", ("FlexOlmo", "GraniteMoeShared", "Phimoe"), sharded=False),
 )
 
 

@@ -114,43 +114,35 @@ def test_a_step_that_leaves_no_memory_is_reported() -> None:
 
 
 MIXTRAL = KNOWN["mistralai/Mixtral-8x7B-Instruct-v0.1"]["config"]
+PHIMOE = MIXTRAL | {"architectures": ["PhimoeForCausalLM"]}
+"""A mixture of experts without a native implementation."""
+THROUGH_TRANSFORMERS: dict[str, Any] = {"model_implementation": "transformers"}
 
 
 def test_a_model_through_transformers_is_sized_by_its_headers(tmp_path: Path) -> None:
-    save(tmp_path, config=MIXTRAL)
+    save(tmp_path, config=PHIMOE)
     save_header(tmp_path / "model.safetensors", a=("BF16", [3, 1 << 30]), b=("BF16", [7]))
     result = inspect_model(read_folder(tmp_path), OPTIONS, tensors=(1, 2), gpu="5 GiB", memory=5 * GIB)
     assert (result.implementation, result.estimated) == ("transformers", True)
     assert (result.parameters, result.weight_bytes) == ((3 << 30) + 7, (6 << 30) + 14)
     assert [fit.weight_bytes for fit in result.memory_fits] == [(6 << 30) + 14]
     assert result.memory_fits[0].message.endswith("; use a GPU with more memory")
-    assert result.tensor_sizes[1].reason == "mixtures of experts need --tensor 1"
+    reason = "mixtures of experts that run through Transformers need --tensor 1"
+    assert result.tensor_sizes[1].reason == reason
     assert result.kv_bytes_per_token == 2 * 32 * 8 * 128 * 2
     text = format_inspection(result)
     assert f"{tmp_path}: served through Transformers" in text
-    assert "mixtures of experts need --tensor 1" in text
+    assert reason in text
     assert "the sizes are estimates" in text
 
 
 def test_a_remote_model_through_transformers_is_sized_by_its_files() -> None:
-    files = read_listing("r", {"model.safetensors": 40}, {"config.json": json.dumps(MIXTRAL).encode()})
+    files = read_listing("r", {"model.safetensors": 40}, {"config.json": json.dumps(PHIMOE).encode()})
     assert inspect_model(files, OPTIONS).parameters == 20
-    unknown = MIXTRAL | {"architectures": ["GraniteMoeForCausalLM"]}
-    files = ModelFiles(name="r", fields=Fields(unknown))
+    files = ModelFiles(name="r", fields=Fields(PHIMOE))
     result = inspect_model(files, OPTIONS, gpu="80 GiB", memory=80 * GIB)
     assert (result.parameters, result.memory_fits, result.fits) == (0, (), True)
     assert "unknown without the files of the weights" in format_inspection(result)
-
-
-def test_the_experts_of_a_mixture_are_counted_without_files() -> None:
-    files = ModelFiles(name="r", fields=Fields(MIXTRAL))
-    result = inspect_model(files, OPTIONS, gpu="80 GiB", memory=80 * GIB)
-    assert result.weight_bytes == 2 * result.parameters == 2 * 46_702_792_704
-    assert not result.fits
-    assert result.memory_fits[0].message.startswith(
-        "46.7B parameters on 1 GPU need at least 87.2 GiB of each"
-    )
-    assert inspect_model(files, OPTIONS, gpu="141 GiB", memory=141 * GIB).fits
 
 
 def test_a_mixture_with_attention_sinks_is_refused() -> None:
@@ -159,7 +151,7 @@ def test_a_mixture_with_attention_sinks_is_refused() -> None:
 
 
 def test_the_implementation_can_be_chosen() -> None:
-    native, other = (inspect(MIXTRAL, model_implementation=name) for name in ("native", "transformers"))
+    native, other = (inspect(PHIMOE, model_implementation=name) for name in ("native", "transformers"))
     assert "num_local_experts is 8: mixtures of experts" in native.reason
     assert native.reason.endswith(
         ", or --model-implementation auto, which runs the model's code in Transformers"
@@ -190,25 +182,18 @@ QWEN3_MOE = {
 
 def test_yarn_extends_the_context_through_transformers() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
-    assert inspect(QWEN3_MOE).context_length == 40960
-    assert inspect({**QWEN3_MOE, "rope_scaling": yarn}).context_length == 131072
-    assert inspect({**QWEN3_MOE, "rope_scaling": {"rope_type": "unknown"}}).context_length == 40960
-
-
-def test_the_step_of_a_mixture_holds_all_experts_of_a_token() -> None:
-    options = replace(OPTIONS, cuda_graph="off")
-    expert, wide = (
-        read_model(Fields({**QWEN3_MOE, **changes}))
-        for changes in ({}, {"num_experts_per_tok": 8, "intermediate_size": 32 * 768})
-    )
-    assert (expert.expert_width, wide.expert_width) == (32 * 768, 8 * 768)
-    needs = [MemoryNeed.estimate(config, options, 2).step_bytes for config in (expert, wide)]
-    assert needs[0] == needs[1]
+    for changes, length in (
+        ({}, 40960),
+        ({"rope_scaling": yarn}, 131072),
+        ({"rope_scaling": {"rope_type": "unknown"}}, 40960),
+    ):
+        result = inspect({**QWEN3_MOE, **changes}, **THROUGH_TRANSFORMERS)
+        assert (result.implementation, result.context_length) == ("transformers", length)
 
 
 def test_fields_that_transformers_would_set_are_asked_for() -> None:
     for name in ("vocab_size", "max_position_embeddings"):
-        result = inspect({**QWEN3_MOE, name: None})
+        result = inspect({**QWEN3_MOE, name: None}, **THROUGH_TRANSFORMERS)
         assert result.reason == f"config.json: {name} is missing: add it to config.json"
 
 
@@ -286,7 +271,7 @@ def test_quantized_tensors_are_found_in_the_headers(tmp_path: Path) -> None:
 
 
 def test_buffers_of_models_in_transformers_are_left_to_the_engine(tmp_path: Path) -> None:
-    save(tmp_path, config=MIXTRAL)
+    save(tmp_path, config=PHIMOE)
     save_header(tmp_path / "model.safetensors", **{"layers.0.attention.bias": ("BOOL", [1, 1])})
     assert inspect_model(read_folder(tmp_path), OPTIONS).served
     save_header(tmp_path / "model.safetensors", **{"layers.0.mlp.weight": ("F8_E4M3", [1, 1])})

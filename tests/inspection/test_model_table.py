@@ -48,7 +48,7 @@ def test_inspected_sizes_are_known_models_that_are_served() -> None:
     assert {"Qwen3-0.6B", "Qwen3-32B"} <= set(cells["Qwen3"][6].split(", "))
     assert "Qwen3-8B-FP8" in cells["Qwen3"][6] and "Qwen2.5-7B-Instruct-AWQ" in cells["Qwen2"][6]
     assert not re.search(r"Skywork|bnb", " ".join(row[6] for row in cells.values()))
-    assert cells["mixtures of experts"][6] == "Qwen3-30B-A3B"
+    assert "Qwen3-30B-A3B" in cells["Qwen3"][6].split(", ")
 
 
 def test_tensor_sizes_follow_from_the_heads() -> None:
@@ -63,4 +63,4 @@ def test_groups_of_transformers_equal_the_tested_twins() -> None:
     dense, unsharded, mixtures = groups.values()
     assert sorted(dense + unsharded + mixtures) == sorted(OTHERS)
     assert set(dense) == set(SHARDED_OTHERS)
-    assert set(mixtures) == {prefix for prefix, fields in OTHERS.items() if "num_experts" in fields}
+    assert set(mixtures) == {prefix for prefix, fields in OTHERS.items() if "experts" in str(fields)}

@@ -53,6 +53,33 @@ GRANITE4 = {
     "mamba_n_heads": 8,
     "position_embedding_type": "rope",
 }
+GLM4_MOE = {
+    "num_hidden_layers": 3,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+    "use_qk_norm": True,
+    "attention_bias": True,
+}
+ERNIE_MOE = {
+    "num_hidden_layers": 4,
+    "moe_num_experts": 7,
+    "moe_k": 3,
+    "moe_intermediate_size": 16,
+    "moe_layer_interval": 2,
+    "head_dim": None,
+}
+QWEN_MOE = {
+    "num_hidden_layers": 3,
+    "num_experts": 9,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+}
+QWEN2_MOE = {"shared_expert_intermediate_size": 24, "head_dim": None}
 ODD_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 48}
 
 TWINS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -61,6 +88,7 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere-tied-plain": ("Cohere", {"head_dim": None, "logit_scale": 4.0, "attention_bias": True}),
     "cohere2": ("Cohere2", {"num_hidden_layers": 4, "sliding_window": 9, "logit_scale": 4.0}),
     "ernie4.5": ("Ernie4_5", {"use_bias": True}),
+    "ernie4.5-moe": ("Ernie4_5_Moe", ERNIE_MOE),
     "exaone4": ("Exaone4", {"num_hidden_layers": 5, "sliding_window": 9}),
     "exaone4-full": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
     "gemma2": ("Gemma2", GEMMA2),
@@ -68,8 +96,10 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-scaled": ("Gemma3", {**GEMMA3, "rope_parameters": GEMMA3_ROPES, "final_logit_softcapping": 2.0}),
     "glm": ("Glm", {"rope_parameters": PARTIAL}),
     "glm4": ("Glm4", {"rope_parameters": PARTIAL, **ODD_HEADS}),
+    "glm4-moe": ("Glm4Moe", GLM4_MOE),
     "granite": ("Granite", GRANITE),
     "granite-biases": ("Granite", {**GRANITE, "attention_bias": True, "mlp_bias": True}),
+    "granite-moe": ("GraniteMoe", {**GRANITE, "num_local_experts": 9, "num_experts_per_tok": 3}),
     "granite4": ("GraniteMoeHybrid", GRANITE4),
     "granite4-nope": ("GraniteMoeHybrid", {**GRANITE4, "position_embedding_type": None, **ODD_HEADS}),
     "hunyuan": ("HunYuanDenseV1", {}),
@@ -77,10 +107,16 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
         "HunYuanDenseV1",
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}},
     ),
+    "minimax-m2": (
+        "MiniMaxM2",
+        {"num_local_experts": 10, "num_experts_per_tok": 3, "rope_parameters": PARTIAL, **ODD_HEADS},
+    ),
     "ministral3": ("Ministral3", {"rope_parameters": MINISTRAL3}),
+    "mixtral": ("Mixtral", {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 9}),
     "nemotron": ("Nemotron", {"rope_parameters": PARTIAL, "attention_bias": True}),
     "olmo2": ("Olmo2", ODD_HEADS),
     "olmo3": ("Olmo3", {"num_hidden_layers": 5, "sliding_window": 9, "head_dim": None}),
+    "olmoe": ("Olmoe", {"num_experts": 32, "num_experts_per_tok": 8, "attention_bias": True}),
     "phi3": ("Phi3", {"head_dim": None}),
     "phi3-window": ("Phi3", {"head_dim": None, "sliding_window": 9}),
     "phi4-mini-long": (
@@ -95,6 +131,9 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
             "original_max_position_embeddings": 256,
         },
     ),
+    "qwen2-moe": ("Qwen2Moe", {**QWEN_MOE, **QWEN2_MOE}),
+    "qwen3-moe": ("Qwen3Moe", {**QWEN_MOE, "norm_topk_prob": True, "mlp_only_layers": [1]}),
+    "qwen3-moe-plain": ("Qwen3Moe", {**QWEN_MOE, "decoder_sparse_step": 2, "attention_bias": True}),
     "seed-oss": ("SeedOss", {"attention_out_bias": True, "mlp_bias": True}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "head_dim": None}),
     "starcoder2": ("Starcoder2", {"head_dim": None, "sliding_window": 9}),
@@ -102,6 +141,7 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
 """Name of a twin: the prefix of Transformers' classes, and the fields that differ from a small Llama's."""
 TWINS_THROUGH_TRANSFORMERS = (
     *("gemma2", "gemma3-scaled", "olmo2", "phi3-window", "granite-biases", "cohere2", "ministral3"),
+    *("olmoe", "qwen2-moe", "qwen3-moe"),
 )
 """Twins of native families that tests also run through Transformers."""
 PLUS_ONE = ("Gemma", "Gemma2", "Gemma3", "Nemotron")
@@ -126,7 +166,6 @@ SMALL: dict[str, Any] = {
 
 
 GPT: dict[str, Any] = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 256, "n_inner": 48}
-EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 OTHERS: dict[str, dict[str, Any]] = {
     "Arcee": {},
@@ -143,9 +182,9 @@ OTHERS: dict[str, dict[str, Any]] = {
     "OPT": {"ffn_dim": 48, "word_embed_proj_dim": 32},
     "Persimmon": {},
     "Phi": {},
-    "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
-    "Qwen2Moe": {**EXPERTS, "shared_expert_intermediate_size": 16},
-    "Qwen3Moe": EXPERTS,
+    "FlexOlmo": {"num_experts": 4, "num_experts_per_tok": 2},
+    "GraniteMoeShared": {"num_local_experts": 4, "shared_intermediate_size": 16},
+    "Phimoe": {"num_local_experts": 4},
 }
 """Architectures without native implementation: the fields that differ from a small Llama's, by the prefix of
 Transformers' classes."""
@@ -204,6 +243,9 @@ def save_random_model(
             else:
                 ones = parameter.endswith("weight") and not plus_one
                 weights.normal_(1.0 if ones else 0.0, 0.25)
+        for name, weights in model.named_buffers():
+            if name.endswith("correction_bias"):
+                weights.normal_(0.0, 0.25)
     set_dtype(model, dtype)
     model.save_pretrained(folder)
     return set_dtype(model, torch.float32)

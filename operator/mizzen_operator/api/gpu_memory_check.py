@@ -25,8 +25,11 @@ ROUNDED_UP = 0.9995
 """Share of a unit from which a number with three digits is rounded up to the unit."""
 RESERVED_BYTES = 256 * 2**20
 """Minimum number of bytes that every rank needs in addition to its weights."""
-ONE_GPU = "a mixture of experts needs spec.parallelism.tensor 1, hence a GPU with more memory"
-"""The check does not know whether the model is a mixture of experts."""
+ONE_GPU = (
+    "a mixture of experts that runs through Transformers needs spec.parallelism.tensor 1, hence a GPU with "
+    "more memory"
+)
+"""The check does not know whether the model is such a mixture of experts."""
 
 
 @dataclass(frozen=True, slots=True)

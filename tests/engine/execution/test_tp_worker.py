@@ -140,6 +140,7 @@ TWINS = (
         "seed-oss",
     ),
     *("smollm3", "starcoder2"),
+    *("ernie4.5-moe", "glm4-moe", "granite-moe", "minimax-m2", "mixtral", "olmoe", "qwen2-moe", "qwen3-moe"),
 )
 
 

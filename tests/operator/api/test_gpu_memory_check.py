@@ -45,7 +45,7 @@ def test_the_minimum_memory_is_compared_with_the_memory_that_an_engine_may_use(
     assert result.fits == fits
     assert f"0.90 of {memory}" in result.message
     assert ("raise spec.parallelism.tensor" in result.message) == (not fits)
-    assert ("a mixture of experts needs spec.parallelism.tensor 1" in result.message) == (not fits)
+    assert ("through Transformers needs spec.parallelism.tensor 1" in result.message) == (not fits)
 
 
 @in_cluster

@@ -123,7 +123,7 @@ FOREIGN_OPTIONS = (
     ForeignOption(
         vllm=("--enable-expert-parallel", "-ep"),
         sglang=("--expert-parallel-size", "--ep-size", "--ep"),
-        advice="expert parallelism is not supported, and a mixture of experts needs --tensor 1",
+        advice="expert parallelism is not supported; --tensor N shards every expert of a native model",
     ),
     ForeignOption(
         **_both("--nnodes"),

@@ -11,7 +11,14 @@ import msgspec
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.loading.validate import check_model, resolve_precision
 from mizzen.inspection.code_check import can_check_code, check_code
-from mizzen.inspection.memory import MemoryFit, count_loaded, element_bytes, estimate_need, fit_memory
+from mizzen.inspection.memory import (
+    MemoryFit,
+    count_active,
+    count_loaded,
+    element_bytes,
+    estimate_need,
+    fit_memory,
+)
 from mizzen.inspection.model_files import ModelFiles, WeightFiles
 from mizzen.inspection.weight_formats import WeightFormat, measure_formats
 from mizzen.layers.sharding import SUGGESTED_SIZES, check_shardable
@@ -60,6 +67,8 @@ class Inspection(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         generates: whether the model generates text; otherwise it only computes embeddings.
         features: differences from a Llama.
         parameters: number of parameters that are loaded; 0 if it is unknown.
+        active_parameters: number of parameters that one token uses, the whole embedding and output head
+            included; less than `parameters` in a mixture of experts, and 0 if it is unknown.
         dtype: data type of the weights in memory.
         weight_bytes: bytes of all weights in memory.
         file_bytes: bytes of the safetensors files; None without such files.
@@ -85,6 +94,7 @@ class Inspection(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     generates: bool = True
     features: tuple[str, ...] = ()
     parameters: int = 0
+    active_parameters: int = 0
     dtype: str = ""
     weight_bytes: int = 0
     file_bytes: int | None = None
@@ -168,6 +178,7 @@ def inspect_model(
         generates=config.generates,
         features=list_features(config) if config.implementation == "native" else (),
         parameters=parameters,
+        active_parameters=count_active(config, parameters),
         dtype=resolve_precision(options, config),
         weight_bytes=parameters * element_bytes(config, options),
         kv_bytes_per_token=kv_bytes,

@@ -74,6 +74,18 @@ def count_loaded(config: ModelConfig, weights: WeightFiles | None, ranks: int = 
     return -(-(sum(weights.elements.values()) or weights.size // ELEMENT_BYTES[config.dtype]) // ranks)
 
 
+def count_active(config: ModelConfig, loaded: int) -> int:
+    """Return the number of parameters that one token uses; 0 if it is unknown.
+
+    Args:
+        config: Configuration of the model.
+        loaded: Number of parameters that are loaded; 0 if it is unknown.
+    """
+    if config.implementation == "native":
+        return count_parameters(config, active=True)
+    return 0 if config.expert_width else loaded
+
+
 def describe_need(parameters: str, tensor: int, needed: float, available: float, share: str) -> str:
     """Return the sentence about the memory of each GPU; `share` names the part that the engine may use."""
     gpus = f"{tensor} GPU" if tensor == 1 else f"{tensor} GPUs"

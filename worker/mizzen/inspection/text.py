@@ -57,7 +57,9 @@ def _weight_rows(result: Inspection) -> Iterator[str]:
     if not result.parameters:
         yield from _row("parameters", "unknown without the files of the weights, and so is the memory needed")
         return
-    yield from _row("parameters", f"{format_count(result.parameters)} ({result.parameters:,})")
+    count, active = result.parameters, result.active_parameters
+    used = f"; a token uses {format_count(active)}" if 0 < active < count else ""
+    yield from _row("parameters", f"{format_count(count)} ({count:,}){used}")
     if result.quantization:
         yield from _format_rows(result)
     if result.weight_formats:

@@ -19,6 +19,7 @@ from mizzen.layers.linear_methods.base import (
     LinearPart,
 )
 from mizzen.layers.weight_target import WeightTarget
+from mizzen.parallel.collectives import Collectives
 
 MIN_FUSED_ADD_ROWS = 1024
 """Minimum number of rows of x for which the GEMM itself may add its output to the residual stream. For fewer
@@ -119,16 +120,30 @@ class MergedColumnParallelLinear:
             stream with `x` added.
         """
         if x is not None and self.collectives.size > 1:
-            if norm.fusible:
-                inputs = self.collectives.all_reduce_add_norm(x, residual, norm.weight, norm.epsilon)
-                if inputs is not None:
-                    return self(inputs, activation), residual
-            x = self.collectives.all_reduce(x)
+            inputs, x = all_reduce_add_norm(self.collectives, norm, x, residual)
+            if inputs is not None:
+                return self(inputs, activation), residual
         fused = self.method.apply_after_norm(norm, x, residual, activation)
         if fused is not None:
             return fused
         inputs = norm(residual) if x is None else norm.add(x, residual)
         return self(inputs, activation), residual
+
+
+def all_reduce_add_norm(
+    collectives: Collectives, norm: InputNorm, x: torch.Tensor, residual: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Sum x [tokens, columns] over ranks, and add the sum to the residual stream if one kernel can do both.
+
+    Returns:
+        The normalised residual stream with the sum added, and None; or, if no such kernel is faster, None and
+        the sum, which is not added yet.
+    """
+    if norm.fusible:
+        inputs = collectives.all_reduce_add_norm(x, residual, norm.weight, norm.epsilon)
+        if inputs is not None:
+            return inputs, None
+    return None, collectives.all_reduce(x)
 
 
 class RowParallelLinear:

@@ -3,25 +3,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
 from mizzen.layers.activation import make_activation
 from mizzen.layers.context import BuildContext
 from mizzen.layers.linear import MergedColumnParallelLinear, RowParallelLinear, name_rows
-from mizzen.layers.linear_methods.base import InputNorm
+from mizzen.layers.linear_methods.base import InputNorm, LinearMethod
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from mizzen.kernels.nvrtc import KernelSpec
 
 
 class MLP:
     """Feed-forward block down(act(gate(x)) * up(x)), with gate and up in one GEMM, or down(act(up(x)))."""
 
-    def __init__(self, build: BuildContext, config: ModelConfig, prefix: str) -> None:
-        block, size = config.block, config.intermediate_size
+    def __init__(
+        self,
+        build: BuildContext,
+        config: ModelConfig,
+        prefix: str,
+        *,
+        size: int = 0,
+        field: str = "intermediate_size",
+    ) -> None:
+        """Make the block.
+
+        Args:
+            build: Settings of this rank.
+            config: Shape of the model.
+            prefix: Beginning of the names of the block's tensors.
+            size: Number of inner elements on all ranks; `intermediate_size` of the model by default.
+            field: Field of config.json with that number, for error messages.
+        """
+        block, size = config.block, size or config.intermediate_size
         names, bias = block.names, config.mlp_bias
-        shard = build.mesh.tensor.shard(size, "intermediate_size")
+        shard = build.mesh.tensor.shard(size, field)
         count = len(names.gate_up)
         layers = name_rows([prefix + name for name in names.gate_up], [size] * count, [shard] * count)
         self.gate_up = MergedColumnParallelLinear(build, layers, config.hidden_size, bias)
@@ -65,3 +86,12 @@ class MLP:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the block to x [tokens, hidden]; return this rank's partial sum [tokens, hidden]."""
         return self.down(self.activate(self.gate_up(x, self.gate)))
+
+    def gate_up_methods(self) -> list[LinearMethod]:
+        """Return the linear methods whose outputs are gate and up."""
+        return [self.gate_up.method]
+
+    def kernel_specs(self, batch_sizes: Collection[int]) -> set[KernelSpec]:
+        """Return the specs of kernels to compile at start-up for these batch sizes."""
+        specs = self.gate_up.method.kernel_specs(batch_sizes, activation=self.gate)
+        return specs | self.down.method.kernel_specs(batch_sizes)

@@ -91,15 +91,15 @@ class Mesh:
 def check_shardable(config: ModelConfig, ranks: int) -> None:
     """Check that each layer of a model can be sharded equally over `ranks` ranks.
 
-    Layers of experts cannot: only Transformers implements such models, and its plans are not followed there.
-    With fewer KV heads than ranks, KV heads are replicated. The vocabulary may have any size: it is padded.
+    Layers of experts cannot if Transformers implements them, because its plans are not followed there. With
+    fewer KV heads than ranks, KV heads are replicated. The vocabulary may have any size: it is padded.
 
     Raises:
         ValueError: a size cannot be sharded equally; the message names the config field and suggests numbers
             of ranks.
     """
     if config.expert_width and ranks > 1:
-        raise ValueError("mixtures of experts need --tensor 1")
+        raise ValueError("mixtures of experts that run through Transformers need --tensor 1")
     _check_sizes(config, ranks)
     if problem := find_divided_word(config, ranks):
         possible = [size for size in SUGGESTED_SIZES if _is_shardable(config, size)]
@@ -110,7 +110,12 @@ def _check_sizes(config: ModelConfig, ranks: int) -> None:
     axis = Axis(0, ranks)
     axis.shard(config.heads, "num_attention_heads")
     axis.replicated_shard(config.kv_heads, "num_key_value_heads")
-    axis.shard(config.intermediate_size, "intermediate_size")
+    experts = config.experts
+    if experts is None or not all(experts.layers):
+        axis.shard(config.intermediate_size, "intermediate_size")
+    if experts is not None:
+        axis.shard(experts.width, experts.width_field)
+        axis.shard(experts.shared_width, experts.shared_field)
 
 
 def _is_shardable(config: ModelConfig, ranks: int) -> bool:

@@ -32,11 +32,10 @@ if TYPE_CHECKING:
 class DecoderModel:
     """Decoder-only transformer that maps token ids to logits; holds the shard of one rank."""
 
-    ignored: Sequence[re.Pattern[str]] = ()
-    """Patterns of the names of checkpoint tensors that the model does not need."""
-
     def __init__(self, build: BuildContext, config: ModelConfig) -> None:
         self.config = config
+        self.ignored: Sequence[re.Pattern[str]] = [re.compile(name) for name in config.ignored_tensors]
+        """Patterns of the names of checkpoint tensors that the model does not need."""
         self.collectives = build.collectives
         block, hidden = config.block, config.hidden_size
         names = block.names
@@ -132,15 +131,20 @@ class DecoderModel:
         The profiled batch is the largest, and may use this kernel. A slightly smaller batch that does not use
         it may need more memory.
         """
-        return without_prefill_fusion([layer.mlp.gate_up.method for layer in self.layers])
+        return without_prefill_fusion(
+            [method for layer in self.layers for method in layer.mlp.gate_up_methods()]
+        )
 
     def kernel_specs(self, batch_sizes: Collection[int]) -> set[KernelSpec]:
-        """Return the specs of the GEMM kernels for these batch sizes; all layers use the same kernels."""
-        layer = self.layers[0]
-        specs = self.head.kernel_specs(batch_sizes)
-        specs |= layer.mlp.gate_up.method.kernel_specs(batch_sizes, activation=layer.mlp.gate)
-        for linear in (layer.attention.qkv_proj, layer.attention.o_proj, layer.mlp.down):
+        """Return the specs of the GEMM kernels for these batch sizes.
+
+        All layers use the same kernels, except that dense feed-forward blocks and experts differ.
+        """
+        attention, specs = self.layers[0].attention, self.head.kernel_specs(batch_sizes)
+        for linear in (attention.qkv_proj, attention.o_proj):
             specs |= linear.method.kernel_specs(batch_sizes)
+        for mlp in {type(layer.mlp): layer.mlp for layer in self.layers}.values():
+            specs |= mlp.kernel_specs(batch_sizes)
         return specs
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

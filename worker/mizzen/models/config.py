@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from mizzen.models.block import Activation, BlockConfig
+from mizzen.models.experts_config import ExpertsConfig
 from mizzen.models.hf_fields import Fields
 from mizzen.models.rope_config import ORIGINAL, RopeConfig, read_rope, rope_fields
 from mizzen.models.text_tensors import TextTensors
@@ -39,11 +40,14 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     intermediate_size: int
+    experts: ExpertsConfig | None = None
+    """Mixtures of experts of a native implementation; None if all layers are dense."""
     expert_width: int = 0
-    """Width of all experts together that one token runs through; 0 without a mixture of experts."""
+    """Width of all experts together that one token runs through, in a model that runs through Transformers; 0
+    without a mixture of experts."""
     transformers_parameters: int = 0
     """Number of parameters of a model that runs through Transformers; 0 if it is unknown. From config.json
-    alone, only that of some mixtures of experts is known."""
+    alone, it is known only for architectures that also have a native implementation."""
     layers: int
     heads: int
     kv_heads: int
@@ -76,6 +80,9 @@ class ModelConfig:
     quantization: Quantization = NO_QUANTIZATION
     """Schemes of quantized weights."""
     end_token_ids: tuple[int, ...] = ()
+    ignored_tensors: tuple[str, ...] = ()
+    """Regular expressions of names of checkpoint tensors that are not loaded, such as those of layers for
+    multi-token prediction."""
     replicates_attention: bool = False
     """Whether every rank holds all heads, instead of a shard."""
     generates: bool = True
@@ -88,6 +95,14 @@ class ModelConfig:
     def rope(self) -> RopeConfig:
         """The model's first rotary embedding."""
         return self.ropes[0]
+
+    @property
+    def active_width(self) -> int:
+        """Inner elements of the feed-forward block that a token runs through, in the widest layers."""
+        if self.experts is None:
+            return max(self.intermediate_size, self.expert_width)
+        dense = 0 if all(self.experts.layers) else self.intermediate_size
+        return max(dense, self.experts.active_width)
 
     def rope_index(self, layer: int) -> int:
         """Return the index of a layer's rotary embedding in `ropes`."""

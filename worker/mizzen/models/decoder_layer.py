@@ -9,8 +9,8 @@ import torch
 
 from mizzen.layers.attention import ForwardContext, SelfAttention
 from mizzen.layers.context import BuildContext
+from mizzen.layers.experts.sparse_mlp import Mixture, make_mlp
 from mizzen.layers.linear import RowParallelLinear
-from mizzen.layers.mlp import MLP
 from mizzen.layers.norm import Norm, make_norm
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.block import NormPlacement
@@ -36,7 +36,7 @@ class DecoderLayer:
         self.collectives = build.collectives
         self.multiplier = block.residual_multiplier
         self.attention = SelfAttention(build, config, layer, f"{prefix}{block.names.attention}.")
-        self.mlp = MLP(build, config, f"{prefix}{block.names.mlp}.")
+        self.mlp = make_mlp(build, config, layer, prefix)
         self.norms: dict[str, Norm] = {
             place: make_norm(
                 build,
@@ -109,7 +109,7 @@ class DecoderLayer:
         return norm(residual) if x is None else norm.add(x, residual)
 
     def project(
-        self, linear: RowParallelLinear, x: torch.Tensor, residual: torch.Tensor
+        self, linear: RowParallelLinear | Mixture, x: torch.Tensor, residual: torch.Tensor
     ) -> torch.Tensor | None:
         """Apply the last projection of a block to x; return the output, or None if `residual` contains it."""
         if self.multiplier == 1:

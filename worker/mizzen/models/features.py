@@ -44,10 +44,17 @@ def list_features(config: ModelConfig) -> tuple[str, ...]:
         _describe_ropes(config),
         "softcaps" if block.attention_softcap or config.logits_softcap else "",
         _describe_multipliers(config),
+        _describe_experts(config),
         "attention sinks" if block.attention_sinks else "",
         "scaled queries" if block.query_scaling else "",
     ]
     return tuple(feature for feature in found if feature)
+
+
+def _describe_experts(config: ModelConfig) -> str:
+    if config.experts is None:
+        return ""
+    return "experts, and one that all tokens share" if config.experts.shared_width else "experts"
 
 
 def _describe_windows(config: ModelConfig) -> str:

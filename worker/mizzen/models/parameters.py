@@ -16,10 +16,11 @@ NORMS_PER_LAYER = {
 XIELU_PARAMETERS = 4
 
 
-def count_parameters(config: ModelConfig, ranks: int = 1) -> int:
+def count_parameters(config: ModelConfig, ranks: int = 1, *, active: bool = False) -> int:
     """Return the number of parameters that rank 0 of `ranks` ranks holds; with one rank, all of the model.
 
-    The sizes of the model must be divisible as `check_shardable` requires.
+    The sizes of the model must be divisible as `check_shardable` requires. With `active`, only the experts of
+    one token are counted instead of all experts.
     """
     hidden, block = config.hidden_size, config.block
     heads, kv_heads = config.heads // ranks, max(1, config.kv_heads // ranks)
@@ -27,17 +28,35 @@ def count_parameters(config: ModelConfig, ranks: int = 1) -> int:
     qkv = query + 2 * key_value
     attention = (hidden + config.qkv_bias) * qkv + hidden * (query + config.output_bias)
     attention += heads * block.attention_sinks
-    inner = config.intermediate_size // ranks
-    inputs = len(block.names.gate_up)
-    mlp = inputs * inner * (hidden + config.mlp_bias) + hidden * (inner + config.mlp_bias)
-    if block.activation is Activation.XIELU:
-        mlp += XIELU_PARAMETERS
     norm = hidden * (1 + block.norm_bias)
-    layer = attention + mlp + norm * NORMS_PER_LAYER[block.placement]
+    layer = attention + norm * NORMS_PER_LAYER[block.placement]
     layer += count_qk_norm(block, config.head_dim, query + key_value)
     rows, _ = Axis(0, ranks).vocabulary_shard(config.vocab_size)
     tables = 1 if config.tie_embeddings else 2
-    return config.layers * layer + norm + tables * hidden * rows
+    blocks = count_feed_forward(config, ranks, active=active)
+    return config.layers * layer + blocks + norm + tables * hidden * rows
+
+
+def count_feed_forward(config: ModelConfig, ranks: int, *, active: bool) -> int:
+    """Return the number of parameters of the feed-forward blocks of all layers on one of `ranks` ranks."""
+    experts, dense = config.experts, count_mlp(config, config.intermediate_size // ranks)
+    if experts is None:
+        return config.layers * dense
+    routed = experts.per_token if active else experts.count
+    mixture = routed * 3 * config.hidden_size * (experts.width // ranks)
+    mixture += experts.count * (config.hidden_size + experts.correction_bias)
+    if experts.shared_width:
+        mixture += count_mlp(config, experts.shared_width // ranks)
+        mixture += config.hidden_size * experts.shared_gate
+    sparse = sum(experts.layers)
+    return sparse * mixture + (config.layers - sparse) * dense
+
+
+def count_mlp(config: ModelConfig, inner: int) -> int:
+    """Return the number of parameters of a dense feed-forward block with `inner` inner elements."""
+    hidden, inputs = config.hidden_size, len(config.block.names.gate_up)
+    mlp = inputs * inner * (hidden + config.mlp_bias) + hidden * (inner + config.mlp_bias)
+    return mlp + XIELU_PARAMETERS * (config.block.activation is Activation.XIELU)
 
 
 def count_qk_norm(block: BlockConfig, head_dim: int, width: int) -> int:

@@ -21,5 +21,5 @@ def check_unquantized(fields: Fields) -> None:
             source = MODELOPT_FILE
         raise ConfigError(
             f"{source} describes quantized weights ({quantization.describe()}), which are served only for "
-            f"the architectures that Mizzen implements itself: {USE_ORIGINAL}"
+            f"dense architectures that Mizzen implements itself: {USE_ORIGINAL}"
         )

@@ -10,6 +10,7 @@ from mizzen.layers.quantized.shard_check import check_merged_layers
 from mizzen.models.config import ModelConfig, read_token_ids
 from mizzen.models.hf_fields import ConfigError, Fields
 from mizzen.models.model_families import FAMILIES, ConfigReader
+from mizzen.models.parameters import count_parameters
 from mizzen.models.text_part import TEXT_PARTS, read_text_part
 from mizzen.models.transformers_backend.generic_config import GENERATING, read_generic_config
 from mizzen.models.unsupported import explain_unsupported
@@ -64,7 +65,23 @@ def read_model(fields: Fields, implementation: str = "auto") -> ModelConfig:
         )
     if generating is None or (known and implementation != "transformers"):
         return read_fields(fields)
-    return read_generic_config(fields, generating)
+    return read_for_transformers(fields, generating)
+
+
+def read_for_transformers(fields: Fields, architecture: str) -> ModelConfig:
+    """Read the configuration of a model that runs through Transformers.
+
+    Parameters are counted as in the native implementation, if there is one that can read the fields.
+
+    Raises:
+        ConfigError: see `read_model`.
+    """
+    config = read_generic_config(fields, architecture)
+    try:
+        native = READERS[architecture](fields)
+    except (KeyError, ConfigError):
+        return config
+    return replace(config, transformers_parameters=count_parameters(native))
 
 
 def read_native(fields: Fields, generating: str | None) -> ModelConfig:

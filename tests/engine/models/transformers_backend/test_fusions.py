@@ -170,7 +170,7 @@ def test_heads_of_one_projection_are_merged_without_a_copy() -> None:
 
 @pytest.mark.parametrize(
     ("prefix", "message"),
-    [("OPT", "has no tensor parallel plan"), ("Qwen3Moe", r"has \w+ for layers.*experts.*Use --tensor 1")],
+    [("OPT", "has no tensor parallel plan"), ("FlexOlmo", r"has \w+ for layers.*experts.*Use --tensor 1")],
 )
 def test_plans_that_cannot_be_followed_are_refused(
     prefix: str, message: str, kit: SimpleNamespace, tmp_path: Path
@@ -183,7 +183,7 @@ def test_plans_that_cannot_be_followed_are_refused(
 def test_a_missing_tensor_of_an_expert_is_named(kit: SimpleNamespace, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    save_other_twin(tmp_path, "Qwen3Moe")
+    save_other_twin(tmp_path, "FlexOlmo")
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     del tensors["model.layers.1.mlp.experts.2.up_proj.weight"]

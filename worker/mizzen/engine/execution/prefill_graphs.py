@@ -92,7 +92,7 @@ def max_profitable_tokens(config: ModelConfig, most: int) -> int:
     `MAX_GRAPH_TOKENS`.
     """
     attention = config.hidden_size * config.head_dim * (2 * config.heads + 2 * config.kv_heads)
-    layer = attention + 3 * config.hidden_size * config.intermediate_size
+    layer = attention + 3 * config.hidden_size * config.active_width
     tokens = int(2 * LAYER_LAUNCH_SECONDS * PREFILL_FLOPS / (2 * layer))
     return min(-(-tokens // 128) * 128, MAX_GRAPH_TOKENS, most)
 

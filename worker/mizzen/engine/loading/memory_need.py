@@ -31,7 +31,9 @@ class MemoryNeed:
         """Estimate the need of a rank from the shape of the model.
 
         Activations peak in the MLP, where the residual stream, the MLP's input, the gate and up projections
-        and their product exist at once, in a mixture of experts for all experts of a token. Top-p sampling
+        and their product exist at once, in a mixture of experts for all experts of a token. A native mixture
+        also copies the input for each expert of a token, holds the expert's output beside it, and sums the
+        outputs in float32. Top-p sampling
         without a kernel sorts a row's logits with their indices and sums them in float64, which takes about
         ten times the size of the row in float32. Penalties need a count per slot and vocabulary token. With
         several ranks, the logits gathered from all ranks are added.
@@ -45,8 +47,9 @@ class MemoryNeed:
         ranks = options.tensor
         sharing = 1 if config.replicates_attention else ranks
         kv_heads = max(1, config.kv_heads // sharing)
-        widest = max(config.intermediate_size, config.expert_width)
-        width = 3 * config.hidden_size + 4 * widest // ranks
+        width = 3 * config.hidden_size + 4 * config.active_width // ranks
+        if config.experts is not None:
+            width += (2 * config.experts.per_token + 4) * config.hidden_size
         heads = (3 * config.heads // sharing + 2 * kv_heads) * config.head_dim
         tokens = options.prefill_chunk_tokens + options.max_running_requests
         logits = options.max_running_requests * config.vocab_size * (44 + element * (ranks > 1))

@@ -45,6 +45,7 @@ from mizzen.models.hf_fields import ConfigError
 from mizzen.models.served_model import ServedModel
 from mizzen.parallel.collectives import SINGLE_RANK
 from mizzen.parallel.process_group import RankGroup
+from mizzen.weights.expert_layout import with_expert_layout
 from mizzen.weights.kv_scales import fold_kv_scales, read_kv_scales
 from mizzen.weights.load import ProgressCallback, fill_dummy, has_untied_head, load_checkpoint
 
@@ -86,6 +87,8 @@ def make_model(
             "although tie_word_embeddings is set"
         )
         config = replace(config, tie_embeddings=False)
+    if not dummy:
+        config = with_expert_layout(config, Path(options.model))
     build = BuildContext(
         device=group.config.device if group else torch.device(options.device),
         dtype=resolve_dtype(options, config),

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Granite 3 and 4 without experts (IBM): Llama with multipliers of embeddings, outputs, scores and logits."""
+"""Granite 3 and 4 (IBM): Llama with multipliers of embeddings, outputs, scores and logits.
+
+Granite 3 may have experts in all layers; of Granite 4, only models without experts are read.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,19 @@ from dataclasses import replace
 
 from mizzen.models.block import BlockConfig, TensorNames
 from mizzen.models.config import ModelConfig, read_decoder_config, read_heads
+from mizzen.models.experts_config import ExpertNames, ExpertsConfig, check_experts
 from mizzen.models.hf_fields import Fields, show_value
 from mizzen.models.rope_config import RopeConfig, read_rope
 
 GRANITE = "GraniteForCausalLM"
 GRANITE_HYBRID = "GraniteMoeHybridForCausalLM"
+GRANITE_MOE = "GraniteMoeForCausalLM"
+MOE_NAMES = ExpertNames(
+    block="block_sparse_moe",
+    router="router.layer",
+    stacked_gate_up="input_linear.weight",
+    stacked_down="output_linear.weight",
+)
 HYBRID_NAMES = TensorNames(mlp="shared_mlp", gate_up=("input_linear", "input_linear"), down="output_linear")
 ATTENTION = ("attention", "full_attention")
 """Entries of `layer_types` for layers with attention."""
@@ -21,6 +32,21 @@ USE_DENSE = "use a dense model, such as granite-4.0-micro"
 def parse_granite(fields: Fields) -> ModelConfig:
     """Read the config.json of a Granite 3 model."""
     return read_granite(fields, GRANITE, TensorNames(), (read_rope(fields, read_heads(fields)[2]),))
+
+
+def parse_moe(fields: Fields) -> ModelConfig:
+    """Read the config.json of a Granite 3 model with experts, such as granite-3.1-3b-a800m-instruct."""
+    ropes = (read_rope(fields, read_heads(fields)[2]),)
+    config = read_granite(fields, GRANITE_MOE, TensorNames(), ropes)
+    experts = ExpertsConfig(
+        count=fields.integer("num_local_experts", 8),
+        per_token=fields.integer("num_experts_per_tok", 2),
+        width=config.intermediate_size,
+        width_field="intermediate_size",
+        layers=(True,) * config.layers,
+        names=MOE_NAMES,
+    )
+    return replace(config, mlp_bias=False, experts=check_experts(fields, experts, count="num_local_experts"))
 
 
 def parse_hybrid(fields: Fields) -> ModelConfig:

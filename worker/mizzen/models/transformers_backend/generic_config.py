@@ -8,8 +8,6 @@ Transformers. `inspection` replaces the estimate by the sizes that the model rea
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mizzen.models.config import (
     ModelConfig,
     check_causal,
@@ -18,7 +16,6 @@ from mizzen.models.config import (
     read_layer_count,
     read_token_ids,
 )
-from mizzen.models.expert_parameters import count_mixture
 from mizzen.models.hf_fields import ConfigError, Fields
 from mizzen.models.rope_config import RopeConfig, read_rope
 from mizzen.models.unsupported import explain_layers, find_experts_field
@@ -113,7 +110,7 @@ def read_generic_config(fields: Fields, architecture: str) -> ModelConfig:
     head_dim = fields.integer("head_dim", max(1, hidden // heads))
     layers = read_layer_count(fields, fields.first_set(LAYERS), 1)
     dtype = read_dtype(fields)
-    config = ModelConfig(
+    return ModelConfig(
         architecture=architecture,
         implementation="transformers",
         vocab_size=read_required(fields, ("vocab_size",)),
@@ -132,4 +129,3 @@ def read_generic_config(fields: Fields, architecture: str) -> ModelConfig:
         dtype=dtype,
         end_token_ids=read_token_ids(fields),
     )
-    return replace(config, transformers_parameters=count_mixture(fields, config))

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The feed-forward block of a layer with experts, with the interface of a dense one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from mizzen.layers.activation import ActivationFunction
+from mizzen.layers.context import BuildContext
+from mizzen.layers.experts.products import make_product
+from mizzen.layers.experts.router import ExpertRouter
+from mizzen.layers.experts.weights import ExpertWeights
+from mizzen.layers.linear import all_reduce_add_norm
+from mizzen.layers.linear_methods.base import InputNorm, LinearMethod
+from mizzen.layers.mlp import MLP
+from mizzen.layers.weight_target import WeightTarget
+from mizzen.models.config import ModelConfig
+from mizzen.models.experts_config import ExpertsConfig
+
+if TYPE_CHECKING:
+    from mizzen.kernels.nvrtc import KernelSpec
+
+
+class SharedExpert:
+    """The expert that all tokens run through: a dense block, whose output may be multiplied by a gate."""
+
+    def __init__(self, build: BuildContext, config: ModelConfig, experts: ExpertsConfig, prefix: str) -> None:
+        names = experts.names
+        self.mlp = MLP(
+            build, config, f"{prefix}{names.shared}.", size=experts.shared_width, field=experts.shared_field
+        )
+        self.gate_name = f"{prefix}{names.shared_gate}.weight"
+        self.gate = build.allocate(1, config.hidden_size) if experts.shared_gate else None
+
+    def targets(self) -> Iterator[WeightTarget]:
+        """Yield the destinations of the checkpoint's tensors."""
+        yield from self.mlp.targets()
+        if self.gate is not None:
+            yield WeightTarget(
+                name=self.gate_name,
+                shape=tuple(self.gate.shape),
+                shard=tuple(slice(0, size) for size in self.gate.shape),
+                destination=self.gate,
+            )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's partial sum [tokens, hidden] for x [tokens, hidden]."""
+        output = self.mlp(x)
+        return output if self.gate is None else output * (x @ self.gate.t()).sigmoid()
+
+
+class Mixture:
+    """Router, experts and shared expert of one layer."""
+
+    def __init__(self, build: BuildContext, config: ModelConfig, experts: ExpertsConfig, prefix: str) -> None:
+        self.router = ExpertRouter(build, experts, config.hidden_size, prefix)
+        self.weights = ExpertWeights(build, experts, config.hidden_size, prefix)
+        activation = ActivationFunction(build, config.block.activation)
+        self.product = make_product(self.weights.gate_up, self.weights.down, activation)
+        self.shared = SharedExpert(build, config, experts, prefix) if experts.shared_width else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Run x [tokens, hidden] through its experts; return this rank's partial sum [tokens, hidden].
+
+        Each rank holds a shard of the inner elements of every expert, also of the shared one, so that the sum
+        over ranks contains every output once.
+        """
+        total = self.product(x, *self.router(x))
+        if self.shared is not None:
+            total.add_(self.shared(x))
+        return total.to(x.dtype)
+
+    def add_to_residual(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        """Return the partial sum [tokens, hidden] for x, which the caller must add to `residual`."""
+        return self(x)
+
+
+class SparseMLP:
+    """A feed-forward block in which a router chooses the experts that each token runs through.
+
+    Its `gate` and its projections differ from those of `MLP`: all of the block is in `down`, since the router
+    needs the block's input.
+    """
+
+    def __init__(self, build: BuildContext, config: ModelConfig, experts: ExpertsConfig, prefix: str) -> None:
+        self.collectives = build.collectives
+        self.down = Mixture(build, config, experts, prefix)
+
+    def targets(self) -> Iterator[WeightTarget]:
+        """Yield the destinations of the checkpoint's tensors."""
+        yield from self.down.router.targets()
+        yield from self.down.weights.targets()
+        if self.down.shared is not None:
+            yield from self.down.shared.targets()
+
+    def finish(self) -> None:
+        """Prepare the loaded weights."""
+        if self.down.shared is not None:
+            self.down.shared.mlp.finish()
+
+    def apply_after_norm(
+        self, norm: InputNorm, x: torch.Tensor | None, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add `x` to the residual stream and normalise it; see `MLP.apply_after_norm`.
+
+        Returns:
+            The input [tokens, hidden] of `down`, and the residual stream with `x` added.
+        """
+        if x is not None and self.collectives.size > 1:
+            inputs, x = all_reduce_add_norm(self.collectives, norm, x, residual)
+            if inputs is not None:
+                return inputs, residual
+        return norm(residual) if x is None else norm.add(x, residual), residual
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the block to x [tokens, hidden]; return this rank's partial sum [tokens, hidden]."""
+        return self.down(x)
+
+    def gate_up_methods(self) -> list[LinearMethod]:
+        """Return the linear methods whose outputs are gate and up."""
+        return self.down.shared.mlp.gate_up_methods() if self.down.shared is not None else []
+
+    def kernel_specs(self, batch_sizes: Collection[int]) -> set[KernelSpec]:
+        """Return the specs of kernels to compile at start-up for these batch sizes."""
+        return self.down.shared.mlp.kernel_specs(batch_sizes) if self.down.shared is not None else set()
+
+
+def make_mlp(build: BuildContext, config: ModelConfig, layer: int, prefix: str) -> MLP | SparseMLP:
+    """Make the feed-forward block of the layer number `layer`, whose tensors' names begin with `prefix`."""
+    experts = config.experts
+    if experts is None or not experts.layers[layer]:
+        return MLP(build, config, f"{prefix}{config.block.names.mlp}.")
+    return SparseMLP(build, config, experts, f"{prefix}{experts.names.block}.")

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of the experts of one layer, in one parameter for gate and up, and one for down projections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from mizzen.layers.context import BuildContext
+from mizzen.layers.weight_target import WeightTarget
+from mizzen.models.experts_config import ExpertLayout, ExpertsConfig
+
+
+class ExpertWeights:
+    """Weights of all experts of a layer; each rank holds a shard of the inner elements of every expert.
+
+    `gate_up` is [experts, 2 * width of this rank, hidden], gate before up, and `down` is
+    [experts, hidden, width of this rank].
+    """
+
+    def __init__(self, build: BuildContext, experts: ExpertsConfig, hidden: int, prefix: str) -> None:
+        self.config, self.hidden, self.prefix = experts, hidden, prefix
+        self.shard = build.mesh.tensor.shard(experts.width, experts.width_field)
+        self.own_width = self.shard.stop - self.shard.start
+        self.gate_up = build.allocate(experts.count, 2 * self.own_width, hidden)
+        self.down = build.allocate(experts.count, hidden, self.own_width)
+
+    def targets(self) -> Iterator[WeightTarget]:
+        """Yield the destinations of the checkpoint's tensors."""
+        if self.config.layout is ExpertLayout.SEPARATE:
+            yield from self.separate_targets()
+        else:
+            yield from self.stacked_targets()
+
+    def halves(self, gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return views of the gate rows and of the up rows of [..., 2 * width of this rank, hidden]."""
+        return gate_up[..., : self.own_width, :], gate_up[..., self.own_width :, :]
+
+    def separate_targets(self) -> Iterator[WeightTarget]:
+        """Yield the destinations of tensors that hold one expert each."""
+        names, columns = self.config.names, slice(0, self.hidden)
+        for expert in range(self.config.count):
+            prefix = f"{self.prefix}{names.experts}.{expert}."
+            for name, half in zip(names.gate_up, self.halves(self.gate_up[expert]), strict=True):
+                yield WeightTarget(
+                    name=f"{prefix}{name}.weight",
+                    shape=(self.config.width, self.hidden),
+                    shard=(self.shard, columns),
+                    destination=half,
+                )
+            yield WeightTarget(
+                name=f"{prefix}{names.down}.weight",
+                shape=(self.hidden, self.config.width),
+                shard=(columns, self.shard),
+                destination=self.down[expert],
+            )
+
+    def stacked_targets(self) -> Iterator[WeightTarget]:
+        """Yield the destinations of each expert's part of tensors that hold all experts."""
+        names, width, shard = self.config.names, self.config.width, self.shard
+        transposed = self.config.layout is ExpertLayout.TRANSPOSED
+        up_shard = slice(shard.start + width, shard.stop + width)
+        for expert in range(self.config.count):
+            gate, up = self.halves(self.gate_up[expert])
+            down = self.down[expert].t()
+            for rows, half in ((shard, gate), (up_shard, up)):
+                yield self.part(names.stacked_gate_up, 2 * width, expert, rows, half, transposed)
+            yield self.part(names.stacked_down, width, expert, shard, down, not transposed)
+
+    def part(
+        self, name: str, total: int, expert: int, rows: slice, destination: torch.Tensor, swapped: bool
+    ) -> WeightTarget:
+        """Return the destination of an expert's part of a tensor [experts, total, hidden].
+
+        Args:
+            name: Name of the tensor, behind that of the block.
+            total: Number of inner elements of an expert in the tensor.
+            expert: Index of the expert.
+            rows: Inner elements that this rank holds.
+            destination: View [rows, hidden] of the parameter.
+            swapped: Whether the tensor is [experts, hidden, total] instead.
+        """
+        sizes, part = (total, self.hidden), (rows, slice(0, self.hidden))
+        return WeightTarget(
+            name=self.prefix + name,
+            shape=(self.config.count, *(sizes[::-1] if swapped else sizes)),
+            shard=(slice(expert, expert + 1), *(part[::-1] if swapped else part)),
+            destination=(destination.t() if swapped else destination)[None],
+        )
