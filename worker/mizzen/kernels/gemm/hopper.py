@@ -10,8 +10,10 @@ import torch
 
 from mizzen.kernels.nvrtc import check_status, read_source
 
-STAGE_COLUMNS = 64
-"""Number of columns (of the inner dimension) per pipeline stage."""
+ROW_BYTES = 128
+"""Bytes of a row of an operand in a pipeline stage: the width of the swizzle."""
+STAGE_COLUMNS = ROW_BYTES // 2
+"""Number of bfloat16 columns (of the inner dimension) per pipeline stage."""
 MAX_SHARED_BYTES = 227 * 1024
 """Maximum shared memory of a block in bytes."""
 ALIGNMENT = 1024
@@ -46,15 +48,20 @@ def kernel_source(name: str, batch: int) -> str:
 
 @functools.lru_cache(8192)
 def make_tensor_map(
-    address: int, dims: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+    address: int,
+    dims: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    element_bytes: int = 2,
 ) -> Any:
-    """Make the TMA descriptor (CUtensorMap) of a bfloat16 tensor.
+    """Make the TMA descriptor (CUtensorMap) of a tensor of bfloat16 or of 8-bit elements.
 
     Args:
         address: Device address of the tensor.
         dims: Sizes of the tensor's dimensions, innermost first.
         strides: Strides of all dimensions but the innermost, in elements; the innermost has stride 1.
         box: Sizes of the part that one TMA load copies, innermost first.
+        element_bytes: 2 for bfloat16, 1 for elements of 8 bits.
 
     Raises:
         CompileError: the driver rejected the descriptor.
@@ -63,11 +70,13 @@ def make_tensor_map(
 
     return check_status(
         driver.cuTensorMapEncodeTiled(
-            driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+            if element_bytes == 2
+            else driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
             len(dims),
             address,
             [driver.cuuint64_t(size) for size in dims],
-            [driver.cuuint64_t(2 * stride) for stride in strides],
+            [driver.cuuint64_t(element_bytes * stride) for stride in strides],
             [driver.cuuint32_t(size) for size in box],
             [driver.cuuint32_t(1)] * len(dims),
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -80,13 +89,15 @@ def make_tensor_map(
 
 
 def make_weight_map(weight: torch.Tensor, tile_rows: int, *, swiglu: bool) -> Any:
-    """Make the TMA descriptor of a bfloat16 weight [rows, columns], for loads of `tile_rows` rows.
+    """Make the TMA descriptor of a weight [rows, columns], for loads of 128 bytes of `tile_rows` rows.
 
-    With `swiglu`, each load alternates eight gate rows with the corresponding eight up rows.
+    The weight is bfloat16 or has elements of 8 bits. With `swiglu`, each load alternates eight gate rows with
+    the corresponding eight up rows.
     """
-    rows, columns = weight.shape
+    (rows, columns), size = weight.shape, weight.element_size()
+    stage = ROW_BYTES // size
     if not swiglu:
-        return make_tensor_map(weight.data_ptr(), (columns, rows), (columns,), (STAGE_COLUMNS, tile_rows))
+        return make_tensor_map(weight.data_ptr(), (columns, rows), (columns,), (stage, tile_rows), size)
     half = rows // 2
     dims, strides = (columns, 8, 2, half // 8), (columns, half * columns, 8 * columns)
-    return make_tensor_map(weight.data_ptr(), dims, strides, (STAGE_COLUMNS, 8, 2, tile_rows // 16))
+    return make_tensor_map(weight.data_ptr(), dims, strides, (stage, 8, 2, tile_rows // 16), size)
