@@ -13,6 +13,7 @@ from typing import Any
 from common_parts.arguments import above_zero, not_negative
 from common_parts.machine_rates import measure_in_child_process
 from mizzen.models.config import ModelConfig
+from mizzen.quantization.schemes import Fp8Weights, Int8Weights, PackedIntegers
 
 LEAST_SUM = {2: 2.9, 4: 7.0, 8: 7.0}
 """Minimum time of an all-reduce in microseconds, for each number of GPUs.
@@ -23,7 +24,7 @@ Measured on H200s with `allreduce.py`: one row, fastest method. For 8 GPUs, the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Minimum times of a model on GPUs, computed from the bytes it moves and its operations in bfloat16.
+    """Minimum times of a model on GPUs, computed from the bytes it moves and its operations.
 
     Several GPUs share weights, KV and operations evenly. Only `collectives` counts communication between
     them, because communication adds no time if it overlaps with computation. On a CPU all limits are NaN.
@@ -36,6 +37,10 @@ class Limits:
     """Floating-point operations per second of one GPU."""
     element: int = 2
     """Bytes per weight and per value in the residual stream."""
+    body_element: float = 2.0
+    """Bytes per weight of the layers, including scales."""
+    body_speed: float = 1.0
+    """Speed of the layers' GEMMs relative to bfloat16: 2 if weights and inputs have 8 bits."""
     kv_element: int = 2
     """Bytes per value in the KV cache."""
     gpus: int = 1
@@ -59,6 +64,11 @@ class Limits:
         return self.config.hidden_size * self.config.vocab_size
 
     @property
+    def weight_bytes(self) -> float:
+        """Bytes of the weights that every step reads."""
+        return self.body_element * self.body + self.element * self.head
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of KV per token, in all layers together."""
         return 2 * self.config.layers * self.config.kv_heads * self.config.head_dim * self.kv_element
@@ -78,16 +88,20 @@ class Limits:
         The times of the GEMMs and of reading the KV add up: within a layer, GEMMs and attention wait for each
         other, and the KV of a large batch does not fit in the GPU's caches, so it cannot be prefetched.
         """
-        operations = 2 * self.body * (batch + chunk) + 2 * self.head * (batch + bool(chunk))
-        gemms = max(self.element * (self.body + self.head) / self.bandwidth, operations / self.flops)
-        attention = (self.operations(chunk, start) - 2 * self.body * chunk) / self.flops
+        body = 2 * self.body / self.body_speed
+        operations = body * (batch + chunk) + 2 * self.head * (batch + bool(chunk))
+        gemms = max(self.weight_bytes / self.bandwidth, operations / self.flops)
+        attention = (self.operations(chunk, start) - body * chunk) / self.flops
         return (gemms + attention + batch * self.kv_bytes(context) / self.bandwidth) / self.gpus
 
     def operations(self, tokens: int, start: int = 0) -> float:
-        """Return the number of operations to prefill `tokens` tokens that follow `start` cached tokens."""
+        """Return the number of operations to prefill `tokens` tokens that follow `start` cached tokens.
+
+        Operations of faster GEMMs count for less.
+        """
         c = self.config
         pairs = tokens * start + tokens * tokens / 2
-        return 2 * self.body * tokens + 4 * c.layers * c.heads * c.head_dim * pairs
+        return 2 * self.body / self.body_speed * tokens + 4 * c.layers * c.heads * c.head_dim * pairs
 
     def prefill(self, *prompts: int, start: int = 0) -> float:
         """Return the minimum seconds of prefilling prompts, all after the same `start` cached tokens.
@@ -99,7 +113,7 @@ class Limits:
         a prompt is computed, the times to read weights and KV add up.
         """
         operations = sum(self.operations(tokens, start) for tokens in prompts)
-        bytes_read = self.element * (self.body + self.head) + start * self.token_bytes
+        bytes_read = self.weight_bytes + start * self.token_bytes
         return max(operations / self.flops, bytes_read / self.bandwidth) / self.gpus
 
     @property
@@ -180,6 +194,25 @@ def add_limit_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def weight_bytes(config: ModelConfig, element: int) -> float:
+    """Return the bytes of a weight in the layers, which all have one scheme, with its scale.
+
+    `element` is the number of bytes of an unquantized weight.
+    """
+    for scheme in config.quantization.schemes:
+        if isinstance(scheme, PackedIntegers):
+            return scheme.bits / 8 + (2 / scheme.group_size if scheme.group_size else 0)
+        return 1.0
+    return float(element)
+
+
+def gemm_speed(config: ModelConfig) -> float:
+    """Return the speed of the layers' GEMMs, which all have one scheme, relative to bfloat16."""
+    schemes = config.quantization.schemes
+    in_8_bits = any(isinstance(scheme, Fp8Weights | Int8Weights) and scheme.activations for scheme in schemes)
+    return 2.0 if in_8_bits else 1.0
+
+
 def limits_of(args: argparse.Namespace, config: ModelConfig, options: Mapping[str, Any]) -> Limits:
     """Return the limits of a model on the hardware that `args` describe; `options` are the engine options."""
     bandwidth, flops = roofline_of(args)
@@ -191,6 +224,8 @@ def limits_of(args: argparse.Namespace, config: ModelConfig, options: Mapping[st
         bandwidth=bandwidth,
         flops=flops,
         element=element,
+        body_element=weight_bytes(config, element),
+        body_speed=gemm_speed(config),
         kv_element=1 if options["kv_cache_dtype"] == "fp8" else element,
         gpus=gpus,
         links=args.links * 1e9 if on_gpu else math.nan,

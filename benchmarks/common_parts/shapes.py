@@ -117,6 +117,45 @@ OLMO3 = {
 }
 
 
+def compressed(fmt: str, weights: dict[str, Any], inputs: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the `quantization_config` of compressed-tensors for all linear layers but the output head."""
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": fmt,
+        "config_groups": groups,
+        "ignore": ["lm_head"],
+        "quantization_status": "compressed",
+    }
+
+
+FP8 = compressed(
+    "float-quantized",
+    {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False},
+    {"num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True},
+)
+FP8_BLOCKS = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+    "modules_to_not_convert": ["lm_head"],
+}
+INT4 = compressed(
+    "pack-quantized",
+    {
+        "num_bits": 4,
+        "type": "int",
+        "strategy": "group",
+        "group_size": 128,
+        "symmetric": True,
+        "dynamic": False,
+    },
+    None,
+)
+QUANTIZATIONS = {"fp8": FP8, "fp8-blocks": FP8_BLOCKS, "int4": INT4}
+"""`quantization_config` of the quantized shapes, by the end of their names."""
+
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": shape(QWEN3, 1024, 3072, 28, 16, tie_word_embeddings=True),
     "qwen3-8b": shape(QWEN3, 4096, 12288, 36, 32, tie_word_embeddings=False),
@@ -134,6 +173,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiny": shape(QWEN3, 64, 96, 2, 8, tie_word_embeddings=True, head_dim=16, vocab_size=512, eos_token_id=1),
 }
 """config.json of each shape; "tiny" is not a real model, but serves to check that everything works."""
+SHAPES |= {
+    f"{name}-{end}": SHAPES[name] | {"quantization_config": config}
+    for name in ("qwen3-8b", "tiny")
+    for end, config in QUANTIZATIONS.items()
+}
 
 
 @contextmanager

@@ -36,9 +36,19 @@ class BuildContext:
     """Collective operations over the ranks of the tensor axis."""
 
     def linear(
-        self, kind: LinearKind, parts: tuple[LinearPart, ...], *, rows: int, columns: int, bias: bool
+        self,
+        kind: LinearKind,
+        parts: tuple[LinearPart, ...],
+        *,
+        rows: int,
+        columns: int,
+        bias: bool,
+        swiglu: bool = False,
     ) -> LinearMethod:
-        """Make the linear method of a layer with this rank's `rows` and `columns`, on the model's device."""
+        """Make the linear method of a layer with this rank's `rows` and `columns`, on the model's device.
+
+        `swiglu` says that the outputs are those of a SwiGLU block; see `LinearSpec.swiglu`.
+        """
         return self.make_linear(
             LinearSpec(
                 parts=parts,
@@ -46,6 +56,7 @@ class BuildContext:
                 columns=columns,
                 bias=bias,
                 kind=kind,
+                swiglu=swiglu,
                 dtype=self.dtype,
                 device=self.device,
             )

@@ -65,10 +65,19 @@ def name_rows(names: Sequence[str], totals: Sequence[int], shards: Sequence[slic
 class MergedColumnParallelLinear:
     """Several linear layers with the same input, computed in one GEMM; each rank holds a shard of the rows.
 
-    The outputs are concatenated in the order of `layers`.
+    The outputs are concatenated in the order of `layers`. With `swiglu`, they are the gate and up of a SwiGLU
+    block.
     """
 
-    def __init__(self, build: BuildContext, layers: Sequence[OutputRows], columns: int, bias: bool) -> None:
+    def __init__(
+        self,
+        build: BuildContext,
+        layers: Sequence[OutputRows],
+        columns: int,
+        bias: bool,
+        *,
+        swiglu: bool = False,
+    ) -> None:
         self.collectives = build.collectives
         parts, first_row = [], 0
         for layer in layers:
@@ -84,7 +93,7 @@ class MergedColumnParallelLinear:
             )
             first_row += rows.stop - rows.start
         self.method = build.linear(
-            LinearKind.COLUMN, tuple(parts), rows=first_row, columns=columns, bias=bias
+            LinearKind.COLUMN, tuple(parts), rows=first_row, columns=columns, bias=bias, swiglu=swiglu
         )
 
     def targets(self) -> Iterator[WeightTarget]:

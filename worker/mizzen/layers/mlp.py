@@ -45,7 +45,9 @@ class MLP:
         shard = build.mesh.tensor.shard(size, field)
         count = len(names.gate_up)
         layers = name_rows([prefix + name for name in names.gate_up], [size] * count, [shard] * count)
-        self.gate_up = MergedColumnParallelLinear(build, layers, config.hidden_size, bias)
+        self.gate_up = MergedColumnParallelLinear(
+            build, layers, config.hidden_size, bias, swiglu=block.has_swiglu
+        )
         self.down = RowParallelLinear(build, prefix + names.down, config.hidden_size, size, bias)
         self.activation = make_activation(build, block, prefix)
         self.gate = self.activation if block.has_gate else None

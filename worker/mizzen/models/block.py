@@ -128,3 +128,8 @@ class BlockConfig:
     def has_gate(self) -> bool:
         """Whether the feed-forward block has a gate: down(activation(gate(x)) * up(x))."""
         return len(self.names.gate_up) == 2
+
+    @property
+    def has_swiglu(self) -> bool:
+        """Whether the feed-forward block is SwiGLU: with a gate, and SiLU as its activation."""
+        return self.has_gate and self.activation is Activation.SILU

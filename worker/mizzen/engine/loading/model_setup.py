@@ -34,6 +34,7 @@ from mizzen.engine.loading.resolve import rank_geometry, resolve_dtype, uses_own
 from mizzen.layers.context import BuildContext
 from mizzen.layers.linear_methods.dequantized import DequantizedLinear
 from mizzen.layers.linear_methods.quantized import choose_linear
+from mizzen.layers.linear_methods.quantized_gpu import make_quantized_linear
 from mizzen.layers.linear_methods.small_batch import SmallBatchLinear
 from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
 from mizzen.layers.quantized.stored_layer import IGNORED, ZERO_BIAS
@@ -94,7 +95,9 @@ def make_model(
         dtype=resolve_dtype(options, config),
         mesh=Mesh(Axis(group.rank, group.size)) if group else Mesh(),
         make_linear=choose_linear(
-            config.quantization, SmallBatchLinear if fused else UnquantizedLinear, DequantizedLinear
+            config.quantization,
+            SmallBatchLinear if fused else UnquantizedLinear,
+            make_quantized_linear if fused else DequantizedLinear,
         ),
         fused=fused,
         collectives=group.collectives if group else SINGLE_RANK,

@@ -91,6 +91,8 @@ class LinearSpec:
     """Input columns on this rank."""
     bias: bool
     kind: LinearKind
+    swiglu: bool = False
+    """Whether the outputs are those of a SwiGLU block: gate rows followed by as many up rows."""
     dtype: torch.dtype
     device: torch.device
 

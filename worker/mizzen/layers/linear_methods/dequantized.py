@@ -69,6 +69,10 @@ class DequantizedLinear(LinearMethod):
         """
         _ = self.weight
 
+    def release_weight(self) -> None:
+        """Free the canonical form; subclasses that keep the weight in another form call this."""
+        self._weight = None
+
     def permute_rows(self, order: torch.Tensor) -> None:
         """Replace output row i by row order[i] (int64 [rows])."""
         weight = self.weight

@@ -14,6 +14,7 @@ from mizzen.layers.context import BuildContext
 from mizzen.layers.embedding import Head, TiedHead, TokenEmbedding
 from mizzen.layers.linear import MergedColumnParallelLinear, RowParallelLinear, name_rows
 from mizzen.layers.norm import RMSNorm
+from mizzen.models.block import Activation
 from mizzen.models.hf_fields import ConfigError
 from mizzen.models.transformers_backend import recognition
 from mizzen.models.transformers_backend.linears import (
@@ -149,7 +150,11 @@ class Replacer:
         shard = self.build.mesh.tensor.shard(size, "intermediate size") if sharded else slice(0, size)
         names = [f"{self.prefix}{name}.{part}" for part in (GATE, UP)]
         gate_up = MergedColumnParallelLinear(
-            self.build, name_rows(names, [size] * 2, [shard] * 2), hidden, gate.bias is not None
+            self.build,
+            name_rows(names, [size] * 2, [shard] * 2),
+            hidden,
+            gate.bias is not None,
+            swiglu=activation is Activation.SILU,
         )
         return GatedMLP(
             gate_up,

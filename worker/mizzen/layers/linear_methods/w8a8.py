@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights and inputs in 8 bits (FP8 E4M3 or INT8), multiplied by the tensor cores in 8 bits.
+
+The weight stays row-major, as loaded, in one copy. Small batches use `mizzen.kernels.gemm.w8a8_swap_ab`, and
+larger ones sgl_kernel's GEMMs on the same weight, which compute faster, but load the weights of small batches
+more slowly. Inputs are quantized as the checkpoint asks for, by a kernel of its own or behind the norm before
+the layer. A scale of all tokens of a batch is replaced by a scale for each token, which is at least as exact
+and does not depend on the other requests of the batch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mizzen.layers.linear_methods.base import GateActivation, InputNorm, LinearKind, LinearSpec
+from mizzen.layers.linear_methods.dequantized import DequantizedLinear, split_rows
+from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
+from mizzen.models.block import Activation
+from mizzen.quantization.schemes import (
+    Activations,
+    ActivationScales,
+    Fp8Weights,
+    Int8Weights,
+    ScaleShape,
+    WeightScheme,
+)
+
+if TYPE_CHECKING:
+    from mizzen.kernels.gemm.w8a8_swap_ab import QuantizedInputs, W8A8Weight
+    from mizzen.kernels.nvrtc import KernelSpec
+    from mizzen.kernels.quantization.inputs import InputFormat
+
+GROUP_COLUMNS = 128
+"""Columns that share a scale, in inputs and weights, if not all columns do."""
+LIBRARY_MULTIPLE = 16
+"""The library's GEMMs need numbers of rows and columns that are multiples of this."""
+MAX_BATCH = 96
+"""Largest batch for which the small-batch kernel was measured to be no slower than a library GEMM (H200)."""
+MAX_SWIGLU_BATCH = 256
+"""As `MAX_BATCH`, with fused SwiGLU, compared with a library GEMM and a SwiGLU kernel."""
+MAX_GROUPED_BATCH = 128
+"""As `MAX_BATCH`, for scales of blocks."""
+MAX_SWIGLU_GROUPED_BATCH = 96
+"""As `MAX_SWIGLU_BATCH`, for scales of blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operands:
+    """A weight prepared for the kernels, and the format of its inputs."""
+
+    weight: W8A8Weight
+    inputs: InputFormat
+    library_bias: torch.Tensor | None
+    """The bias in bfloat16."""
+    uses_library: bool
+    """Whether a library GEMM supports the weight."""
+
+
+def is_w8a8(spec: LinearSpec, scheme: WeightScheme) -> bool:
+    """Return whether a layer has weights and inputs in 8 bits that `W8A8Linear` supports.
+
+    Inputs with a zero point are left to the methods that do not quantize inputs.
+    """
+    if not isinstance(scheme, Fp8Weights | Int8Weights) or scheme.activations is None:
+        return False
+    activations, columns = scheme.activations, spec.columns
+    if not activations.symmetric or columns % 16 or spec.rows % 8:
+        return False
+    match scheme.scale_shape:
+        case ScaleShape.TENSOR | ScaleShape.CHANNEL:
+            return activations.scales is not ActivationScales.TOKEN_GROUP
+        case ScaleShape.BLOCK:
+            block = scheme.block if isinstance(scheme, Fp8Weights) else None
+            grouped = activations.scales is ActivationScales.TOKEN_GROUP
+            sizes = (block[1], activations.group_size) if block else ()
+            return grouped and sizes == (GROUP_COLUMNS, GROUP_COLUMNS)
+        case _:
+            return False
+
+
+class W8A8Linear(DequantizedLinear):
+    """Weights and inputs in 8 bits, on a Hopper GPU; `is_w8a8` says which layers it supports."""
+
+    def __init__(self, spec: LinearSpec, scheme: WeightScheme) -> None:
+        super().__init__(spec, scheme)
+        self.defer_pdl = spec.kind is LinearKind.COLUMN
+        self.operands: Operands | None = None
+
+    def finish(self) -> None:
+        """Convert the stored tensors, and prepare them for the kernels.
+
+        Raises:
+            WeightsError: A tensor has invalid values.
+        """
+        super().finish()
+        self._prepare()
+
+    def scale_rows(self, rows: slice, factor: float, *, bias: bool = True) -> None:
+        """Multiply the scales of output rows, and with `bias` their biases too, by a power of two."""
+        super().scale_rows(rows, factor, bias=bias)
+        if self.operands is not None:
+            self._prepare()
+
+    def _prepare(self) -> None:
+        from mizzen.kernels.gemm.w8a8_swap_ab import W8A8Weight, supports
+
+        weight = self.weight
+        if weight.scales.shape[1] == 1:
+            split_rows(weight, 1)
+        weight.scales = weight.scales.float().contiguous()
+        grouped = weight.scales.shape[1] > 1
+        if weight.order is not None or not supports(weight.values, grouped=grouped, swiglu=self.spec.swiglu):
+            return
+        self.operands = Operands(
+            weight=W8A8Weight(
+                values=weight.values,
+                scales=weight.scales,
+                row_step=weight.row_step,
+                bias=None if self.bias is None else self.bias.float(),
+            ),
+            inputs=make_input_format(weight),
+            library_bias=self.bias,
+            uses_library=library_supports(weight),
+        )
+
+    def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Multiply x [tokens, columns]; return [tokens, rows], in `out` if given."""
+        operands = self.operands
+        if operands is None:
+            return super().apply(x, out)
+        from mizzen.kernels.quantization.inputs import quantize_inputs
+
+        if not self._has_product(operands, len(x), swiglu=False):
+            return super().apply(x, out)
+        return self._multiply(operands, quantize_inputs(x, operands.inputs), out)
+
+    def apply_glu(self, x: torch.Tensor, activation: GateActivation) -> torch.Tensor:
+        """Multiply x [tokens, columns] by gate and up; return activation(gate) * up, [tokens, rows / 2]."""
+        operands = self.operands
+        if operands is None or not self._has_product(operands, len(x), swiglu=True):
+            return super().apply_glu(x, activation)
+        from mizzen.kernels.quantization.inputs import quantize_inputs
+
+        return self._multiply_glu(operands, quantize_inputs(x, operands.inputs), activation)
+
+    def apply_after_norm(
+        self,
+        norm: InputNorm,
+        x: torch.Tensor | None,
+        residual: torch.Tensor,
+        activation: GateActivation | None,
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Add x to the residual stream, normalise and quantize the sum in one kernel, and multiply it.
+
+        The residual stream is updated in place; see `LinearMethod.apply_after_norm`.
+        """
+        operands = self.operands
+        if operands is None or not norm.fusible:
+            return None
+        if not self._has_product(operands, len(residual), swiglu=activation is not None):
+            return None
+        from mizzen.kernels.quantization.inputs import quantize_after_norm
+
+        first, added = (residual, None) if x is None else (x, residual)
+        inputs = quantize_after_norm(first, added, norm.weight, norm.epsilon, operands.inputs)
+        if activation is None:
+            return self._multiply(operands, inputs), residual
+        return self._multiply_glu(operands, inputs, activation), residual
+
+    def kernel_specs(
+        self, batch_sizes: Iterable[int], *, activation: GateActivation | None = None
+    ) -> set[KernelSpec]:
+        """Return the specs of the small-batch kernels for these batch sizes; without sizes, for all."""
+        if self.operands is None:
+            return set()
+        from mizzen.kernels.gemm import w8a8_swap_ab
+
+        swiglu = activation is not None and activation.kind is Activation.SILU
+        largest = max_batch(self.operands, swiglu=swiglu)
+        sizes = [size for size in (*batch_sizes,) or w8a8_swap_ab.BATCH_SIZES if size <= largest]
+        defer_pdl = self.defer_pdl and not swiglu
+        return w8a8_swap_ab.kernel_specs(self.operands.weight, sizes, swiglu=swiglu, defer_pdl=defer_pdl)
+
+    def _has_product(self, operands: Operands, count: int, *, swiglu: bool) -> bool:
+        return operands.uses_library or count <= max_batch(operands, swiglu=swiglu)
+
+    def _multiply(
+        self, operands: Operands, inputs: QuantizedInputs, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Multiply quantized inputs; return [tokens, rows], in `out` if given."""
+        if len(inputs.values) <= max_batch(operands, swiglu=False):
+            from mizzen.kernels.gemm.w8a8_swap_ab import w8a8_swap_ab_gemm
+
+            target = out if out is not None and out.is_contiguous() else None
+            product = w8a8_swap_ab_gemm(operands.weight, inputs, target, defer_pdl=self.defer_pdl)
+        else:
+            target, product = None, library_gemm(operands, inputs)
+        return product if out is None or out is target else out.copy_(product)
+
+    def _multiply_glu(
+        self, operands: Operands, inputs: QuantizedInputs, activation: GateActivation
+    ) -> torch.Tensor:
+        """Multiply quantized inputs by gate and up; return activation(gate) * up, [tokens, rows / 2]."""
+        swiglu = activation.kind is Activation.SILU
+        if swiglu and len(inputs.values) <= max_batch(operands, swiglu=True):
+            from mizzen.kernels.gemm.w8a8_swap_ab import w8a8_swap_ab_gemm
+
+            return w8a8_swap_ab_gemm(operands.weight, inputs, swiglu=True)
+        return activation.gate(self._multiply(operands, inputs))
+
+
+def max_batch(operands: Operands, *, swiglu: bool) -> int:
+    """Return the largest batch that uses the small-batch kernel; `swiglu` is for SwiGLU layers."""
+    from mizzen.kernels.gemm.w8a8_swap_ab import MAX_BATCH as MAX_SUPPORTED
+
+    if not operands.uses_library:
+        return MAX_SUPPORTED
+    if operands.weight.grouped:
+        return MAX_SWIGLU_GROUPED_BATCH if swiglu else MAX_GROUPED_BATCH
+    return MAX_SWIGLU_BATCH if swiglu else MAX_BATCH
+
+
+def make_input_format(weight: QuantizedWeight) -> InputFormat:
+    """Return the format of the inputs that a weight asks for."""
+    from mizzen.kernels.quantization.inputs import InputFormat
+
+    static = None
+    if weight.input_scale:
+        static = torch.tensor([weight.input_scale], device=weight.values.device)
+    activations: Activations | None = weight.activations
+    return InputFormat(
+        dtype=torch.int8 if weight.codes is Codes.INT8 else torch.float8_e4m3fn,
+        grouped=weight.scales.shape[1] > 1,
+        static_scale=static,
+        upper_bound=(activations.upper_bound if activations else None) or 0.0,
+    )
+
+
+def library_supports(weight: QuantizedWeight) -> bool:
+    """Return whether a GEMM of sgl_kernel supports a weight with float32 scales, and is installed."""
+    if importlib.util.find_spec("sgl_kernel") is None:
+        return False
+    if weight.scales.shape[1] > 1:
+        aligned = weight.rows % GROUP_COLUMNS == 0 and weight.columns % GROUP_COLUMNS == 0
+        return aligned and weight.row_step == GROUP_COLUMNS
+    return weight.rows % LIBRARY_MULTIPLE == 0 and weight.columns % LIBRARY_MULTIPLE == 0
+
+
+def library_gemm(operands: Operands, inputs: QuantizedInputs) -> torch.Tensor:
+    """Multiply quantized inputs by a weight with sgl_kernel's GEMMs; return bfloat16 [tokens, rows]."""
+    sgl_kernel: Any = importlib.import_module("sgl_kernel")
+    weight, count = operands.weight, len(inputs.values)
+    values = weight.values.t()
+    if weight.grouped:
+        # The GEMM would copy x to pad the tokens, so the unused rows behind the tokens are multiplied, too.
+        padded = (inputs.scales.shape[1], inputs.values.shape[1])
+        x = inputs.values.as_strided(padded, (padded[1], 1))
+        scales, weight_scales = inputs.scales.t(), weight.scales.t()
+        out = sgl_kernel.fp8_blockwise_scaled_mm(x, values, scales, weight_scales, torch.bfloat16)[:count]
+        return out if weight.bias is None else out.add_(operands.library_bias)
+    scales = inputs.scales.expand(count).contiguous()[:, None]
+    int8 = weight.values.dtype == torch.int8
+    gemm = sgl_kernel.int8_scaled_mm if int8 else sgl_kernel.fp8_scaled_mm
+    return gemm(inputs.values, values, scales, weight.scales, torch.bfloat16, operands.library_bias)
