@@ -16,7 +16,7 @@ from mizzen.layers.linear import MergedColumnParallelLinear, RowParallelLinear, 
 from mizzen.layers.linear_methods.dequantized import DequantizedLinear
 from mizzen.layers.linear_methods.quantized import choose_linear
 from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
-from mizzen.layers.quantized.stored_layer import IGNORED, ZERO_BIAS
+from mizzen.layers.quantized.stored_layer import IGNORED, ZEROS
 from mizzen.layers.sharding import Axis, Mesh
 from mizzen.models.hf_fields import Fields
 from mizzen.parallel.collectives import SingleRank
@@ -62,7 +62,7 @@ class LayerFiles:
                 tied=False,
                 progress=lambda done, total: None,
                 ignored=(IGNORED,),
-                ignored_zeros=(ZERO_BIAS,),
+                ignored_zeros=(ZEROS,),
             )
             layer.method.finish()
         assert isinstance(layer.method, DequantizedLinear)

@@ -108,14 +108,24 @@ def test_tensors_may_have_variants_but_no_errors(
         assert torch.equal(files.load_rows().weight.dequantize(), expected)
 
 
-@pytest.mark.parametrize("bias", [0.0, 1.0])
-def test_only_biases_of_zeros_are_ignored(bias: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "suffix", "dtype"),
+    [
+        ("gptq", "bias", torch.float16),
+        ("ct-int8", "weight_zero_point", torch.int8),
+        ("ct-fp8-channel", "weight_zero_point", torch.float8_e4m3fn),
+    ],
+)
+def test_tensors_that_exporters_add_may_only_be_zero(
+    name: str, suffix: str, dtype: torch.dtype, value: int, tmp_path: Path
+) -> None:
     def change(tensors: dict[str, torch.Tensor]) -> None:
-        tensors["up.bias"] = torch.full((128,), bias)
+        tensors[f"up.{suffix}"] = torch.full((128,), float(value)).to(dtype)
 
-    files = write_layers(tmp_path, FORMATS["gptq"], SHAPES, change=change)
-    if bias:
-        with pytest.raises(WeightsError, match=r"unexpected: up\.bias"):
+    files = write_layers(tmp_path, FORMATS[name], SHAPES, change=change)
+    if value:
+        with pytest.raises(WeightsError, match=rf"unexpected: up\.{suffix}"):
             files.load_rows()
     else:
         files.load_rows()

@@ -18,7 +18,7 @@ def target(name: str, source: torch.Tensor, rows: slice, columns: slice | None =
     index = (rows, *(slice(0, size) for size in source.shape[1:]))
     if columns is not None:
         index = (rows, columns)
-    into = torch.full_like(source[index], 7)
+    into = torch.full(source[index].shape, 7.0).to(source.dtype)
     return WeightTarget(name=name, shape=tuple(source.shape), shard=index, destination=into)
 
 
@@ -29,6 +29,9 @@ def tensors(tmp_path: Path) -> dict[str, torch.Tensor]:
         "a": torch.randn(31, 17, generator=generator).bfloat16(),
         "b": torch.randn(64, 33, generator=generator),
         "c": torch.randn(5, generator=generator).half(),
+        "d": torch.randn(40, 24, generator=generator).to(torch.float8_e4m3fn),
+        "e": torch.randint(-(2**31), 2**31, (24, 12), dtype=torch.int32, generator=generator),
+        "f": torch.randint(-128, 128, (9, 5), dtype=torch.int8, generator=generator),
     }
     save_file(contents, tmp_path / "x.safetensors", {"format": "pt"})
     return contents
@@ -45,13 +48,17 @@ def test_file_ranges_are_slices_of_tensors(
         target("c", tensors["c"], slice(1, 4)),
         target("b", tensors["b"], slice(0, 64), slice(11, 22)),
         target("a", tensors["a"], slice(3, 30), slice(16, 17)),
+        target("d", tensors["d"], slice(0, 40), slice(8, 16)),
+        target("e", tensors["e"], slice(0, 24), slice(4, 8)),
+        target("f", tensors["f"], slice(2, 9)),
     ]
     pieces = [header.file_range(expected) for expected in targets]
     assert None not in pieces
     ranges: list[int] = []
     stream_to_device([piece for piece in pieces if piece is not None], ranges.append)
     for expected in targets:
-        assert torch.equal(expected.destination, tensors[expected.name][expected.shard])
+        stored = tensors[expected.name][expected.shard]
+        assert torch.equal(expected.destination.double(), stored.double())
     assert sum(ranges) == sum(expected.destination.nbytes for expected in targets)
 
 
@@ -61,6 +68,10 @@ def test_converted_and_strided_targets_have_no_file_range(
     header = SafetensorsHeader(tmp_path / "x.safetensors")
     converted = target("a", tensors["a"].float(), slice(0, 31))
     assert header.file_range(converted) is None
+    reshaped = WeightTarget(
+        name="f", shape=(45,), shard=(slice(0, 45),), destination=torch.zeros(45, dtype=torch.int8)
+    )
+    assert header.file_range(reshaped) is None
     strided = torch.zeros(31, 34, dtype=torch.bfloat16)[:, ::2]
     index = (slice(0, 31), slice(0, 17))
     assert header.file_range(WeightTarget(name="a", shape=(31, 17), shard=index, destination=strided)) is None

@@ -138,12 +138,18 @@ class DecoderModel:
     def kernel_specs(self, batch_sizes: Collection[int]) -> set[KernelSpec]:
         """Return the specs of the GEMM kernels for these batch sizes.
 
-        All layers use the same kernels, except that dense feed-forward blocks and experts differ.
+        All unquantized layers use the same kernels, except that dense feed-forward blocks and experts differ.
+        Quantized layers may have different formats.
         """
-        attention, specs = self.layers[0].attention, self.head.kernel_specs(batch_sizes)
-        for linear in (attention.qkv_proj, attention.o_proj):
-            specs |= linear.method.kernel_specs(batch_sizes)
-        for mlp in {type(layer.mlp): layer.mlp for layer in self.layers}.values():
+        specs = self.head.kernel_specs(batch_sizes)
+        layers = self.layers if self.config.quantization.schemes else self.layers[:1]
+        for attention in (layer.attention for layer in layers):
+            for linear in (attention.qkv_proj, attention.o_proj):
+                specs |= linear.method.kernel_specs(batch_sizes)
+        blocks = [layer.mlp for layer in layers] + [
+            *{type(layer.mlp): layer.mlp for layer in self.layers}.values()
+        ]
+        for mlp in blocks:
             specs |= mlp.kernel_specs(batch_sizes)
         return specs
 

@@ -16,8 +16,16 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 FLOATING = ("BF16", "F16", "F32", "F64")
 """Dtypes of unquantized weights, as safetensors names them."""
-NEEDLESS = ("rotary_emb.inv_freq", ".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
-"""Ends of the names of tensors that are no weights: derived values, and scales of the KV cache."""
+NEEDLESS = (
+    "rotary_emb.inv_freq",
+    ".q_scale",
+    ".k_scale",
+    ".v_scale",
+    ".prob_scale",
+    ".k_proj.output_scale",
+    ".v_proj.output_scale",
+)
+"""Ends of the names of tensors that are no weights: derived values, and scales of attention in 8 bits."""
 WEIGHTS_ADVICE = "give a folder with config.json, the tokenizer and safetensors"
 MAX_LISTED = 5
 MAX_HEADER_BYTES = 100 << 20

@@ -133,9 +133,9 @@ def load_checkpoint(
     def is_redundant(name: str, file: Any, stored_name: str) -> bool:
         if is_ignorable(name, tied, names) or any(pattern.search(name) for pattern in ignored):
             return True
-        return (
-            any(pattern.search(name) for pattern in ignored_zeros) and not file.get_tensor(stored_name).any()
-        )
+        if not any(pattern.search(name) for pattern in ignored_zeros):
+            return False
+        return not file.get_tensor(stored_name).float().any()
 
     for path in checkpoint_files(folder):
         with open_safetensors(path) as (header, file):

@@ -37,7 +37,7 @@ from mizzen.layers.linear_methods.quantized import choose_linear
 from mizzen.layers.linear_methods.quantized_gpu import make_quantized_linear
 from mizzen.layers.linear_methods.small_batch import SmallBatchLinear
 from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
-from mizzen.layers.quantized.stored_layer import IGNORED, ZERO_BIAS
+from mizzen.layers.quantized.stored_layer import IGNORED, ZEROS
 from mizzen.layers.sharding import Axis, Mesh
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.base import DecoderModel
@@ -118,7 +118,7 @@ def make_model(
                 names=config.block.names,
                 text_tensors=config.text_tensors,
                 ignored=(*model.ignored, *([IGNORED] if config.quantization.schemes else [])),
-                ignored_zeros=[ZERO_BIAS] if config.quantization.schemes else [],
+                ignored_zeros=[ZEROS] if config.quantization.schemes else [],
             )
         model.finish()
     if config.implementation == "transformers":

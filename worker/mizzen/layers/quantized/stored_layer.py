@@ -27,8 +27,9 @@ IGNORED = re.compile(
     r"\.(weight_shape|input_scale|activation_scale|input_scale_ub|input_zero_point|input_global_scale)$"
 )
 """Names of tensors of quantized layers that need not be loaded if the scheme does not use them."""
-ZERO_BIAS = re.compile(r"\.bias$")
-"""Names of biases. Exporters of GPTQ add them to layers that have none; then all their elements are 0."""
+ZEROS = re.compile(r"\.(bias|weight_zero_point)$")
+"""Names of tensors that exporters may add to any layer with all elements 0: biases (GPTQ), and zero points of
+symmetric weights (compressed-tensors)."""
 
 
 @dataclass(frozen=True, slots=True)
