@@ -113,6 +113,7 @@ def service(*, shared: bool = False, **engine: Any) -> InferenceService:
             "pageSize": 32,
             "prefixCache": "None",
             "attention": {"prefill": "Reference", "decode": "Split"},
+            "quantization": "W4A16",
             "kvCacheDtype": "FP8",
             "overlapScheduling": "Disabled",
             "cudaGraph": {"mode": "Disabled", "maxBatchSize": 99},
@@ -195,6 +196,7 @@ def test_the_operators_engine_arguments_are_options_of_the_engine() -> None:
         prefix_cache="none",
         attention_prefill="reference",
         attention_decode="split",
+        quantization="w4a16",
         kv_cache_dtype="fp8",
         steps_in_flight=1,
         cuda_graph="off",
@@ -279,6 +281,7 @@ def crd_fields() -> dict[str, dict[str, Any]]:
         ("spec.engine.prefillChunkTokens", "prefill_chunk_tokens"),
         ("spec.engine.maxStepMilliseconds", "max_step_milliseconds"),
         ("spec.engine.pageSize", "page_size"),
+        ("spec.engine.quantization", "quantization"),
         ("spec.engine.kvCacheDtype", "kv_cache_dtype"),
         ("spec.engine.cudaGraph.maxBatchSize", "cuda_graph_max_batch"),
         ("spec.gateway.processes", "processes"),
@@ -308,7 +311,10 @@ def test_the_crd_allows_only_values_that_the_processes_accept(field: str, option
     if setting.choices == () and "minimum" in schema and not rounded:
         assert setting.low is None or schema["minimum"] >= setting.low
         assert setting.high is None or schema["maximum"] <= setting.high
-    assert type(setting.default)(str(schema["default"]).lower()) == setting.default
+    if "default" in schema:
+        assert type(setting.default)(str(schema["default"]).lower()) == setting.default
+    else:
+        assert f"Defaults to {str(setting.default).capitalize()}, " in schema["description"]
 
 
 def test_enumerations_of_the_crd_equal_the_gateways_choices() -> None:

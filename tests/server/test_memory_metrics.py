@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import os
 
-from mizzen.engine.info import EngineInfo
+from prometheus_client import generate_latest
+
+from mizzen.engine.info import WEIGHT_FORMATS, EngineInfo
 from mizzen.server.metric_catalogue import MEMORY, METRICS, Phase
+from mizzen.server.metrics import EngineView, build_registry
 from mizzen.server.ranks.rank_status import RankStatus
 from mizzen.server.status_block import StatusReader, StatusWriter, create_status_blocks
 
@@ -26,6 +29,7 @@ def test_memory_usage_reaches_the_metrics_by_purpose() -> None:
         free_bytes=20,
         dtype="bfloat16",
         device="cuda",
+        format_bytes={"int4": 8, "bfloat16": 3},
     )
     block = create_status_blocks(1)
     try:
@@ -38,3 +42,7 @@ def test_memory_usage_reaches_the_metrics_by_purpose() -> None:
     assert [snapshot[name] for name in MEMORY] == [11, 22, 6, 40, 33, 99, 20]
     assert sum(snapshot[name] for name in MEMORY[:4]) == 99 - 20
     assert set(MEMORY) <= {metric.field for metric in METRICS}
+    text = generate_latest(build_registry("m", lambda: EngineView(snapshot, "serving", "", 0.0), 4)).decode()
+    sizes = {name: 8.0 if name == "int4" else 3.0 if name == "bfloat16" else 0.0 for name in WEIGHT_FORMATS}
+    for name, size in sizes.items():
+        assert f'mizzen_engine_weights_format_bytes{{format="{name}",model_name="m"}} {size}\n' in text

@@ -31,6 +31,7 @@ RIGHT: list[dict[str, Any]] = [
     {
         "engine": {
             "attention": {"prefill": "FA3", "decode": "Split"},
+            "quantization": "W4A16",
             "kvCacheDtype": "FP8",
             "cudaGraph": {"mode": "Disabled", "maxBatchSize": 8},
             "overlapScheduling": "Disabled",

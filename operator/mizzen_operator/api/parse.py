@@ -259,6 +259,7 @@ def _engine(given: Mapping[str, Any]) -> Engine:
         extra_args=tuple(given["extraArgs"]),
         env=tuple(given["env"]),
         kv_cache_dtype=given["kvCacheDtype"],
+        quantization=given.get("quantization", "Auto"),
         overlap_scheduling=given["overlapScheduling"],
         cuda_graph=given["cudaGraph"]["mode"],
         cuda_graph_max_batch=given["cudaGraph"]["maxBatchSize"],

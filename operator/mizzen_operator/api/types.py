@@ -82,6 +82,7 @@ class Engine:
     overlap_scheduling: str
     cuda_graph: str
     cuda_graph_max_batch: int
+    quantization: str = "Auto"
 
 
 @dataclass(frozen=True, slots=True)

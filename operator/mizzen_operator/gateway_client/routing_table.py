@@ -37,6 +37,7 @@ class GatewayReport:
         problems: pairs of a pod's uid and a description of its problem.
         protocol_mismatches: uids of pods whose wire protocol differs from the gateway's.
         api_keys: state of the API keys; None if requests need no key, or the gateway does not report it.
+        quantizations: pairs of a pod's uid and a description of its quantized weights.
     """
 
     serving: frozenset[str] | None
@@ -48,6 +49,7 @@ class GatewayReport:
     problems: frozenset[tuple[str, str]] = frozenset()
     protocol_mismatches: frozenset[str] = frozenset()
     api_keys: ApiKeys | None = None
+    quantizations: frozenset[tuple[str, str]] = frozenset()
 
 
 NO_REPORT = GatewayReport(None)
@@ -72,6 +74,8 @@ class RoutingState:
         protocol_mismatches: uids of pods whose wire protocol differs from that of every ready gateway; empty
             unless all ready gateways have reported.
         api_keys: the worst API key state that a gateway reports; None if no gateway reports one.
+        quantizations: description of a pod's quantized weights, by its uid; pods with other weights, and pods
+            to which no gateway is connected, are missing.
     """
 
     ready_gateways: int = 0
@@ -86,6 +90,7 @@ class RoutingState:
     problems: Mapping[str, str] = field(default_factory=dict[str, str])
     protocol_mismatches: frozenset[str] = frozenset()
     api_keys: ApiKeys | None = None
+    quantizations: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def parse_report(body: Any) -> GatewayReport:
@@ -114,6 +119,9 @@ def parse_report(body: Any) -> GatewayReport:
             engine["uid"] for engine in engines if engine.get("otherProtocol") is True
         ),
         api_keys=ApiKeys(int(entry["inForce"]), str(entry["problem"])) if entry else None,
+        quantizations=frozenset(
+            (engine["uid"], str(engine["quantization"])) for engine in engines if engine.get("quantization")
+        ),
     )
 
 
@@ -152,6 +160,7 @@ def merge_reports(reports: Sequence[GatewayReport], hung: frozenset[str] = froze
             key=lambda entry: (not entry.problem, entry.in_force, entry.problem),
             default=None,
         ),
+        quantizations=dict(pair for report in reports for pair in report.quantizations),
     )
 
 

@@ -114,7 +114,7 @@ class ModelFetcher:
             KubeError: the API server failed.
         """
         if not service.access.cached:
-            if service.status.get("model"):
+            if service.status.get("model", {}).get("place"):
                 await self._delete_jobs(service, keep="")
             return None
         if (finished := load_finished_download(service)) is not None:

@@ -285,6 +285,7 @@ class ServiceReconciler:
             api_keys=context.routing.api_keys,
             missing_refs=context.missing_refs,
             volume_wait=context.volume_wait,
+            quantization=find_quantization(context),
         )
         await collaborators.status_writer.write(key, inputs, restarts_counted=context.restarts_counted)
 
@@ -317,6 +318,26 @@ def _cold_start(before: Sequence[Group], after: Sequence[Group]) -> Mapping[str,
     started = [group for group in after if group.was_routable and group.uid not in routable]
     entries = [cold_start_entry(group.name, group.startup, datetime.now(UTC)) for group in started]
     return max(entries, key=lambda entry: entry["firstReadySeconds"], default={})
+
+
+def find_quantization(context: ReconcileContext) -> str:
+    """Return the description of the quantized weights of the spec's revision; empty for others.
+
+    While no gateway routes to a group of this revision, the value in the status stays.
+    """
+    routed = [
+        group.uid
+        for group in context.groups
+        if group.revision == context.revision and group.uid in context.routing.routed_by_some
+    ]
+    if routed:
+        return next(filter(None, map(context.routing.quantizations.get, routed)), "")
+    status = context.service.status
+    return (
+        status.get("model", {}).get("quantization", "")
+        if status.get("updateRevision") == context.revision
+        else ""
+    )
 
 
 def _check_memory(service: InferenceService, download: Download | None) -> MemoryCheck | None:

@@ -41,6 +41,7 @@ def engine_arguments(service: InferenceService, name: str, member: GroupMember) 
         "prefix-cache": engine.prefix_cache.lower(),
         "attention-prefill": _attention(engine.attention_prefill),
         "attention-decode": _attention(engine.attention_decode),
+        "quantization": "" if engine.quantization == "Auto" else engine.quantization.lower(),
         "kv-cache-dtype": engine.kv_cache_dtype.lower(),
         "steps-in-flight": 2 if engine.overlap_scheduling == "Enabled" else 1,
         "cuda-graph": "auto" if engine.cuda_graph == "Auto" else "off",

@@ -25,6 +25,7 @@ ENGINE_FIELDS = {
     "prefix-cache": "spec.engine.prefixCache",
     "attention-prefill": "spec.engine.attention.prefill",
     "attention-decode": "spec.engine.attention.decode",
+    "quantization": "spec.engine.quantization",
     "kv-cache-dtype": "spec.engine.kvCacheDtype",
     "steps-in-flight": "spec.engine.overlapScheduling",
     "cuda-graph": "spec.engine.cudaGraph.mode",
@@ -81,11 +82,13 @@ _VALUES = {
     "float16": "Float16",
     "float32": "Float32",
     "fp8": "FP8",
+    "int8": "INT8",
     "none": "None",
     "off": "Disabled",
     "radix": "Radix",
     "reference": "Reference",
     "split": "Split",
+    "w4a16": "W4A16",
 }
 """Values of fields, by the values of their options, unless `_VALUES_BY_OPTION` has the option."""
 _VALUES_BY_OPTION = {

@@ -59,6 +59,7 @@ _LATER_FIELDS: dict[str, dict[str, Any]] = {
     "model": {"implementation": "Auto"},
     "engine": {
         "kv_cache_dtype": "Auto",
+        "quantization": "Auto",
         "overlap_scheduling": "Enabled",
         "cuda_graph": "Auto",
         "cuda_graph_max_batch": 512,

@@ -36,7 +36,7 @@ class PodPolicies:
             fetch_network_policy(service, self._config),
         )
         await self._applier.apply_or_delete(manifests, digests, require, wanted=wanted, assume_absent=fresh)
-        fresh = fresh or not (cached or service.status.get("model"))
+        fresh = fresh or not (cached or service.status.get("model", {}).get("place"))
         await self._applier.apply_or_delete(
             [fetch], digests, require, wanted=wanted and cached, assume_absent=fresh
         )

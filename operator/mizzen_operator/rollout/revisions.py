@@ -244,7 +244,7 @@ _OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "model": ("servedName", "contextLength", "implementation", "credentialsSecretRef", "endpoint"),
     "parallelism": ("topologyKey",),
     "accelerator": ("memory", "perPod", "profile", "resourceClaimTemplateName"),
-    "engine": ("image",),
+    "engine": ("image", "quantization"),
     "podTemplate": (
         "serviceAccountName",
         "priorityClassName",

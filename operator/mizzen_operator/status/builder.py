@@ -46,7 +46,7 @@ def build_status(inputs: StatusInputs, now: datetime) -> dict[str, Any]:
         "url": service_url(service, inputs.gateway),
         **inputs.rollout.as_status(),
         **({"avoidedNodes": list(inputs.avoided_nodes)} if inputs.avoided_nodes else {}),
-        **({"model": inputs.download.as_status()} if inputs.download is not None else {}),
+        **_model(inputs),
         **_scale_history(service.status, inputs.scale_history),
         **({"coldStart": dict(cold_start)} if cold_start else {}),
         "updateRevision": inputs.revision,
@@ -61,6 +61,14 @@ def build_status(inputs: StatusInputs, now: datetime) -> dict[str, Any]:
             for condition in build_conditions(inputs)
         ],
     }
+
+
+def _model(inputs: StatusInputs) -> dict[str, Any]:
+    """Return the entry `model` with the download and the quantization; empty if there is neither."""
+    model = inputs.download.as_status() if inputs.download is not None else {}
+    if inputs.quantization:
+        model["quantization"] = inputs.quantization
+    return {"model": model} if model else {}
 
 
 def _resource(accelerator: Accelerator) -> dict[str, str]:

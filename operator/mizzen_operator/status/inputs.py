@@ -48,6 +48,8 @@ class StatusInputs:
         api_keys: a gateway's report on its API keys; None if no gateway reports, or if no keys are required.
         missing_refs: objects that the spec names and that a pod is waiting for, because they do not exist.
         volume_wait: why a pod waits for its volumes; empty if none does.
+        quantization: description of the quantized weights of the spec's revision; empty for others, and if it
+            is unknown.
     """
 
     service: InferenceService
@@ -70,6 +72,7 @@ class StatusInputs:
     api_keys: ApiKeys | None = None
     missing_refs: Sequence[RequiredRef] = ()
     volume_wait: str = ""
+    quantization: str = ""
 
     @property
     def avoided_nodes(self) -> tuple[str, ...]:

@@ -128,8 +128,8 @@ class ServiceMetrics:
         since = _last_progress(conditions, progress) if deadline is not None else None
         service.overdue_since = since + timedelta(seconds=deadline or 0) if since is not None else None
         self._update_groups(service, groups, now, first=existing is None)
-        model = status.get("model")
-        counts = (model.get("fetchedBytes", 0), model.get("totalBytes", 0)) if model is not None else None
+        model = status.get("model", {})
+        counts = (model.get("fetchedBytes", 0), model.get("totalBytes", 0)) if "totalBytes" in model else None
         service.model_bytes = counts
         self._services[key] = service
 

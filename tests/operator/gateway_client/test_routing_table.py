@@ -39,6 +39,15 @@ def test_the_worst_report_on_api_keys_applies() -> None:
     assert merge_reports([report(None)]).api_keys is None
 
 
+def test_quantizations_are_merged_by_the_uid_of_the_pod() -> None:
+    def report(**described: str) -> GatewayReport:
+        engines = [{"uid": uid, "state": "serving", "quantization": text} for uid, text in described.items()]
+        return parse_report({"engines": engines})
+
+    merged = merge_reports([report(a="AWQ", b=""), report(a="AWQ", c="GPTQ"), answer(d="serving")])
+    assert merged.quantizations == {"a": "AWQ", "c": "GPTQ"}
+
+
 def test_an_engine_mismatches_only_if_every_ready_gateway_reports_it() -> None:
     first = answer(a="foreign", b="foreign", c="foreign", d="serving")
     second = answer(a="foreign", b="connecting", c="serving")

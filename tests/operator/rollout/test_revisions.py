@@ -144,6 +144,7 @@ def test_an_upgrade_of_the_operator_keeps_the_revision() -> None:
     assert revision(first, OperatorConfig(engine_image="e:1")) == "af503b36", "as the first release named it"
     for part, change in (
         ("engine", {**SPEC["engine"], "kvCacheDtype": "FP8"}),
+        ("engine", {**SPEC["engine"], "quantization": "FP8"}),
         ("availability", {**spread, "spreadTopologyKey": "zone"}),
     ):
         other = service(**{"podTemplate": template, "availability": spread, part: change})

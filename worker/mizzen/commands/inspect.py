@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 NOT_SERVED = 1
 OPTIONS = (
     "dtype",
+    "quantization",
     "model_implementation",
     "kv_cache_dtype",
     "memory_fraction",

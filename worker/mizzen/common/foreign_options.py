@@ -99,9 +99,9 @@ FOREIGN_OPTIONS = (
         remark="Prompt and output tokens together, as in vLLM. `auto` and units such as `32k` do not exist.",
     ),
     ForeignOption(
-        vllm=("--quantization", "-q"),
-        sglang=("--quantization",),
-        advice="quantized checkpoints are not served: use the original one, without this option",
+        vllm=("-q",),
+        options=("--quantization NAME",),
+        fields=("spec.engine.quantization",),
     ),
     ForeignOption(
         vllm=("--tensor-parallel-size", "-tp"),
@@ -348,6 +348,13 @@ SAME_OPTIONS = (
         options=("--dtype",),
         fields=("spec.model.dtype",),
         remark="auto, bfloat16, float16 or float32.",
+    ),
+    ForeignOption(
+        **_both("--quantization"),
+        options=("--quantization",),
+        fields=("spec.engine.quantization",),
+        remark="fp8, int8 or w4a16, which [quantize](quantization.md#quantize-while-loading) an unquantized "
+        "checkpoint. The format of a quantized one, such as awq, is read from its files.",
     ),
     ForeignOption(
         **_both("--kv-cache-dtype"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from mizzen.common.options import check, option, required
 
+QUANTIZATIONS = ("auto", "fp8", "int8", "w4a16")
 MODEL_IMPLEMENTATIONS = ("auto", "native", "transformers")
 ATTENTION_PREFILL = ("auto", "cpu", "fa3", "flashinfer", "flashinfer-fa3", "reference")
 ALL_REDUCES = ("auto", "nccl", "one-shot", "two-shot", "push", "fused", "fused-two-shot")
@@ -36,6 +37,13 @@ class EngineOptions:
         "safetensors",
         "Source of the weights; dummy fills them with seeded random values",
         choices=("safetensors", "dummy"),
+    )
+    quantization: str = option(
+        "auto",
+        "Quantization of the weights while an unquantized checkpoint is loaded: fp8 (e4m3, with quantized "
+        "activations), int8 or w4a16 (4-bit integers in groups of 128), by rounding to nearest; auto keeps "
+        "the checkpoint's format",
+        choices=QUANTIZATIONS,
     )
     model_implementation: str = option(
         "auto",

@@ -6,7 +6,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+WEIGHT_FORMATS = ("bfloat16", "float16", "float32", "fp8", "int8", "int4")
+"""Formats of weights in memory. The scales and zero points of quantized weights count as their format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,11 @@ class EngineInfo:
     """Total memory of the GPU in bytes; on CPU, of the machine or of the container."""
     free_bytes: int = 0
     """Bytes of the device's memory that no process used when the engine had been loaded."""
+    quantization: str = ""
+    """Description of quantized weights, such as "AWQ: 4-bit integers, groups of 128"; empty for others."""
+    format_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Bytes of weights by the format in which they are held, a value of `mizzen.engine.info.WEIGHT_FORMATS`;
+    together `weights_bytes`."""
     phases: dict[str, float] = field(default_factory=dict)
     """Duration in seconds of each start-up phase: config, weights, kv, graphs (on CUDA), warmup."""
 

@@ -34,6 +34,8 @@ class BuildContext:
     """Whether layers use the fused kernels of `mizzen.kernels` instead of PyTorch operations; GPUs only."""
     collectives: Collectives = field(default_factory=SingleRank)
     """Collective operations over the ranks of the tensor axis."""
+    methods: list[LinearMethod] = field(default_factory=list[LinearMethod])
+    """All linear methods that were made."""
 
     def linear(
         self,
@@ -49,7 +51,7 @@ class BuildContext:
 
         `swiglu` says that the outputs are those of a SwiGLU block; see `LinearSpec.swiglu`.
         """
-        return self.make_linear(
+        method = self.make_linear(
             LinearSpec(
                 parts=parts,
                 rows=rows,
@@ -61,6 +63,8 @@ class BuildContext:
                 device=self.device,
             )
         )
+        self.methods.append(method)
+        return method
 
     def allocate(self, *shape: int) -> torch.Tensor:
         """Allocate an uninitialised parameter of a shape, in the model's dtype and on its device."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from mizzen.layers.staging import Staging
+
 DummyFill = Callable[[torch.Tensor, torch.Generator], None]
 """Function that fills a whole tensor [as in the checkpoint] with dummy values in place."""
 
@@ -37,6 +39,8 @@ class WeightTarget:
     """Part of the tensor that this rank holds, one slice per dimension; may be empty."""
     destination: torch.Tensor
     """View of the parameter, with the shape of the shard."""
+    staging: Staging | None = None
+    """Temporary buffer that is filled instead; `destination` is then a view of its `shape`."""
     fill: float | DummyFill | None = None
     """Value of all elements of dummy weights, or a function that fills the tensor; None for random values, as
     in a weight matrix."""

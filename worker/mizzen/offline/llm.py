@@ -57,6 +57,7 @@ class LLM:
         device: Literal["cuda", "cpu"] | None = None,
         dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto",
         load_format: Literal["safetensors", "dummy"] = "safetensors",
+        quantization: Literal["auto", "fp8", "int8", "w4a16"] = "auto",
         model_implementation: Literal["auto", "native", "transformers"] = "auto",
         context_length: int | None = None,
         tensor: int = 1,
@@ -102,6 +103,9 @@ class LLM:
             dtype: Precision of weights and KV cache; auto is the checkpoint's precision on cuda and
                 float32 on cpu.
             load_format: Source of the weights; dummy fills them with seeded random values.
+            quantization: Quantization of the weights while an unquantized checkpoint is loaded: fp8 (e4m3,
+                with quantized activations), int8 or w4a16 (4-bit integers in groups of 128), by rounding
+                to nearest; auto keeps the checkpoint's format.
             model_implementation: Code that computes the model: native is Mizzen's own, transformers is
                 that of Transformers with Mizzen's attention; auto is native where Mizzen supports the
                 architecture, else transformers.
@@ -161,6 +165,7 @@ class LLM:
             device=device,
             dtype=dtype,
             load_format=load_format,
+            quantization=quantization,
             model_implementation=model_implementation,
             context_length=context_length,
             tensor=tensor,

@@ -6,7 +6,7 @@ Implemented by `mizzen.engine.engine.Engine`, with a real or a simulated runner,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from mizzen.core.outputs import CacheEvents, GrammarCounts, Load, StepOutput
@@ -45,6 +45,16 @@ class EngineInfoProtocol(Protocol):
     @property
     def weights_bytes(self) -> int:
         """Device memory in bytes of rank 0's weights."""
+        ...
+
+    @property
+    def quantization(self) -> str:
+        """Description of quantized weights; empty for others."""
+        ...
+
+    @property
+    def format_bytes(self) -> Mapping[str, int]:
+        """Device memory in bytes of rank 0's weights, by format."""
         ...
 
     @property

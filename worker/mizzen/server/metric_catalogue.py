@@ -10,6 +10,7 @@ import enum
 from dataclasses import dataclass
 
 from mizzen.core.request import FinishReason
+from mizzen.engine.info import WEIGHT_FORMATS
 from mizzen.wire.messages import RefusalCode
 
 
@@ -196,6 +197,7 @@ FIELDS: tuple[str, ...] = (
     *STATE,
     *(metric.field for metric in METRICS),
     *(name for histogram in HISTOGRAMS for name in histogram.fields),
+    *(f"weights_bytes_{name}" for name in WEIGHT_FORMATS),
     *(f"phase_seconds_{phase.name}" for phase in STARTUP_PHASES),
     *(f"finished_{reason.name}" for reason in FinishReason),
     *(f"refused_{code.name}" for code in RefusalCode),

@@ -8,6 +8,7 @@ exported; they cost only a few lines per scrape.
 
 from __future__ import annotations
 
+from mizzen.engine.info import WEIGHT_FORMATS
 from mizzen.server.metric_catalogue import STARTUP_PHASES
 
 VLLM: dict[str, tuple[str, ...]] = {
@@ -50,6 +51,11 @@ LABELS: dict[str, tuple[str, str, str]] = {
         str(len(STARTUP_PHASES)),
         ", ".join(f"`{phase.name.lower()}`" for phase in STARTUP_PHASES),
         "phase of the startup",
+    ),
+    "format": (
+        str(len(WEIGHT_FORMATS)),
+        ", ".join(f"`{name}`" for name in WEIGHT_FORMATS),
+        "format of weights in memory",
     ),
     "state": ("4", "`starting`, `serving`, `draining`, `failed`", "state of the engine"),
     "page_size": ("1", "the engine's `--page-size`", "number of tokens in a page"),

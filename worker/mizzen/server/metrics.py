@@ -2,7 +2,7 @@
 """Export the status block as `/metrics`, under Mizzen's, SGLang's and vLLM's names.
 
 The supervisor registers the collector. All metrics have the label `model_name`; some also have `reason`,
-`code` or `phase`.
+`code`, `phase` or `format`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from mizzen import __version__
 from mizzen.core.request import FinishReason
+from mizzen.engine.info import WEIGHT_FORMATS
 from mizzen.server.metric_catalogue import HISTOGRAMS, METRICS, STARTUP_PHASES, Histogram, Metric
 from mizzen.server.metric_names import ABORTED, CACHE_CONFIG, SUCCESS, TOKENS, USAGE, VLLM
 from mizzen.server.status_block import Snapshot
@@ -100,7 +101,14 @@ class EngineCollector:
         )
         for phase in STARTUP_PHASES:
             phases.add_metric((self._model, phase.name.lower()), snapshot[f"phase_seconds_{phase.name}"])
-        yield from (finished, refused, phases)
+        weights = GaugeMetricFamily(
+            f"{PREFIX}weights_format_bytes",
+            "Memory used by weights by the format in which they are held; scales count with their weights",
+            labels=("model_name", "format"),
+        )
+        for name in WEIGHT_FORMATS:
+            weights.add_metric((self._model, name), snapshot[f"weights_bytes_{name}"])
+        yield from (finished, refused, phases, weights)
 
     def _ratio_metrics(self, snapshot: Snapshot) -> Iterator[Family]:
         pages = snapshot["pages_total"]

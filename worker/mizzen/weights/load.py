@@ -11,6 +11,7 @@ import math
 import re
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,6 +31,7 @@ from mizzen.weights.checkpoint_files import (
     format_names,
     is_needless,
 )
+from mizzen.weights.staged import StagedTensor, load_staged
 from mizzen.weights.stream import FileRange, SafetensorsHeader, stream_to_device
 
 ProgressCallback = Callable[[int, int], None]
@@ -123,6 +125,7 @@ def load_checkpoint(
     total = wanted.size()
     done, unexpected = 0, []
     file_ranges: list[FileRange] = []
+    staged: list[StagedTensor] = []
     progress(0, total)
 
     def count(size: int) -> None:
@@ -153,6 +156,9 @@ def load_checkpoint(
                     check_tensor(path, source, target)
                     if not target.destination.numel():
                         continue
+                    if target.staging is not None:
+                        staged.append(StagedTensor(header, target))
+                        continue
                     streamed = target.destination.device.type == "cuda" and target.shape
                     file_range = header.file_range(target) if streamed else None
                     if file_range is not None:
@@ -165,6 +171,7 @@ def load_checkpoint(
         raise WeightsError(f"{folder}: tensors are {'; '.join(problems)}")
     try:
         stream_to_device(file_ranges, count)
+        load_staged(staged, read_staged, count)
     except OSError as error:
         raise WeightsError(f"{folder} cannot be read: {error}") from error
     if left_out := wanted.size():
@@ -179,6 +186,12 @@ def read_shard(source: Any, target: WeightTarget) -> torch.Tensor:
     if tuple(source.get_shape()) == target.shape:
         return source[target.shard or ...]
     return source[...].reshape(target.shape)[target.shard]
+
+
+def read_staged(tensor: StagedTensor) -> torch.Tensor:
+    """Read this rank's shard of a tensor that is loaded after all files were closed."""
+    with open_safetensors(tensor.header.path) as (_, file):
+        return read_shard(file.get_slice(tensor.target.name), tensor.target)
 
 
 def target_bytes(target: WeightTarget) -> int:
@@ -258,20 +271,32 @@ def fill_dummy(targets: Iterable[WeightTarget], *, seed: int, progress: Progress
     """
     all_targets = list(targets)
     total, done = sum(target_bytes(target) for target in all_targets), 0
+    missing = Counter(id(target.staging) for target in all_targets)
     for target in all_targets:
-        device = target.destination.device
-        generator = torch.Generator(device).manual_seed(seed ^ zlib.crc32(target.name.encode()))
-        if isinstance(target.fill, int | float):
-            target.destination.fill_(target.fill)
-        else:
-            full = target.destination
-            if tuple(full.shape) != target.shape:
-                full = torch.empty(target.shape, dtype=full.dtype, device=device)
-            (target.fill or fill_normal)(full, generator)
-            if full is not target.destination:
-                target.destination.copy_(full[target.shard])
+        staging, destination = target.staging, target.destination
+        if staging is not None:
+            staging.open()
+            destination = staging.place(destination)
+        fill_target(target, destination, seed)
+        missing[id(staging)] -= 1
+        if staging is not None and not missing[id(staging)]:
+            staging.close()
         done += target_bytes(target)
         progress(done, total)
+
+
+def fill_target(target: WeightTarget, destination: torch.Tensor, seed: int) -> None:
+    """Fill the destination of one target with dummy values."""
+    generator = torch.Generator(destination.device).manual_seed(seed ^ zlib.crc32(target.name.encode()))
+    if isinstance(target.fill, int | float):
+        destination.fill_(target.fill)
+        return
+    full = destination
+    if tuple(full.shape) != target.shape:
+        full = torch.empty(target.shape, dtype=full.dtype, device=full.device)
+    (target.fill or fill_normal)(full, generator)
+    if full is not destination:
+        destination.copy_(full[target.shard])
 
 
 def fill_normal(weight: torch.Tensor, generator: torch.Generator) -> None:

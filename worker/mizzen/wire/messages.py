@@ -169,6 +169,8 @@ class Welcome(WireMessage, frozen=True):
     draining: bool
     generates: bool = True
     """Whether the engine accepts `Generate`; a model without a language-model head accepts only `Embed`."""
+    quantization: str = ""
+    """Description of quantized weights, such as "AWQ: 4-bit integers, groups of 128"; empty for others."""
 
 
 class File(WireMessage, frozen=True):

@@ -39,12 +39,14 @@ from mizzen.engine.loading.model_setup import (
     make_attention_with_kv,
     make_model,
     measure_need,
+    measure_weights,
 )
 from mizzen.engine.loading.resolve import check_options, resolve_kv_dtype, scheduler_config, uses_own_kernels
 from mizzen.engine.loading.validate import make_trace_folder
 from mizzen.engine.loading.warmup import make_runner, warm_up
 from mizzen.engine.sampling.logits_params import TokenMasks
 from mizzen.engine.uploader import Uploader
+from mizzen.layers.linear_methods.base import LinearMethod
 from mizzen.models.config import ModelConfig
 from mizzen.models.registry import read_config, read_end_tokens
 from mizzen.parallel.collectives import SINGLE_RANK
@@ -151,15 +153,10 @@ def build_model(
 ) -> LoadedModel:
     """Load the model for `load_model`, after the config was read and the process group was formed."""
     device = group.config.device if group else torch.device(options.device)
-    weights_bytes = 0
-
-    def report(done: int, total: int) -> None:
-        nonlocal weights_bytes
-        weights_bytes = total
-        progress(done, total)
-
+    methods: list[LinearMethod] = []
     with phases("weights"):
-        model = make_model(options, config, report, group)
+        model = make_model(options, config, progress, group, methods)
+        format_bytes = measure_weights(model, methods)
     with phases("kv"):
         context = options.context_length or config.context_length
         kv_dtype = resolve_kv_dtype(options, model.embedding.weight.dtype)
@@ -211,7 +208,9 @@ def build_model(
         end_token_ids=end_token_ids,
         page_size=options.page_size,
         pages_total=pages,
-        weights_bytes=weights_bytes,
+        weights_bytes=sum(format_bytes.values()),
+        quantization=model.config.quantization.describe() if model.config.quantization.schemes else "",
+        format_bytes=format_bytes,
         kv_bytes=pages * options.page_size * need.token_bytes,
         step_bytes=need.step_bytes,
         graph_bytes=graph_bytes,
@@ -240,6 +239,7 @@ def log_loaded(info: EngineInfo) -> None:
     decode, prefill = info.attention
     fields = {
         "model_implementation": info.implementation,
+        "quantization": info.quantization,
         "weights_bytes": info.weights_bytes,
         "kv_bytes": info.kv_bytes,
         "kv_tokens": info.pages_total * info.page_size,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from mizzen.engine.loading.memory_need import MemoryNeed
 from mizzen.engine.loading.memory_profile import build_largest_plan, measure_step_bytes
 from mizzen.engine.loading.resolve import rank_geometry, resolve_dtype, uses_own_kernels
 from mizzen.layers.context import BuildContext
+from mizzen.layers.linear_methods.base import LinearMethod
 from mizzen.layers.linear_methods.dequantized import DequantizedLinear
 from mizzen.layers.linear_methods.quantized import choose_linear
 from mizzen.layers.linear_methods.quantized_gpu import make_quantized_linear
@@ -46,9 +48,10 @@ from mizzen.models.hf_fields import ConfigError
 from mizzen.models.served_model import ServedModel
 from mizzen.parallel.collectives import SINGLE_RANK
 from mizzen.parallel.process_group import RankGroup
+from mizzen.quantization.online import AS_STORED, choose_quantization
 from mizzen.weights.expert_layout import with_expert_layout
 from mizzen.weights.kv_scales import fold_kv_scales, read_kv_scales
-from mizzen.weights.load import ProgressCallback, fill_dummy, has_untied_head, load_checkpoint
+from mizzen.weights.load import ProgressCallback, fill_dummy, has_untied_head, load_checkpoint, target_bytes
 
 if TYPE_CHECKING:
     from mizzen.models.transformers_backend.model import TransformersModel
@@ -60,7 +63,11 @@ DUMMY_SEED = 0
 
 
 def make_model(
-    options: EngineOptions, config: ModelConfig, progress: ProgressCallback, group: RankGroup | None = None
+    options: EngineOptions,
+    config: ModelConfig,
+    progress: ProgressCallback,
+    group: RankGroup | None = None,
+    methods: list[LinearMethod] | None = None,
 ) -> ServedModel:
     """Build the model or a rank's shard on its device, and load its weights.
 
@@ -69,7 +76,13 @@ def make_model(
         config: Shape of the model.
         progress: Called with the bytes of weights loaded so far and the bytes of all weights.
         group: Process group of the ranks; None for a single rank.
+        methods: List to which the linear methods of all layers are added.
+
+    Raises:
+        ConfigError: The model does not support an option; the message names it.
+        WeightsError: The checkpoint cannot be loaded.
     """
+    config = replace(config, quantization=choose_quantization(options.quantization, config.quantization))
     fused, dummy = uses_own_kernels(options), options.load_format == "dummy"
     if config.text_tensors is not None:
         log.warning(
@@ -98,7 +111,9 @@ def make_model(
             config.quantization,
             SmallBatchLinear if fused else UnquantizedLinear,
             make_quantized_linear if fused else DequantizedLinear,
+            online=options.quantization != AS_STORED,
         ),
+        methods=methods if methods is not None else [],
         fused=fused,
         collectives=group.collectives if group else SINGLE_RANK,
     )
@@ -126,6 +141,21 @@ def make_model(
             group.barrier("loaded")  # the check sums over ranks, and must not wait for their weights
         check_transformers_model(model, build.device)
     return model
+
+
+def measure_weights(model: ServedModel, methods: Iterable[LinearMethod]) -> dict[str, int]:
+    """Return the bytes of a loaded model's weights by their format.
+
+    Args:
+        model: The model or a rank's shard.
+        methods: Linear methods of all layers.
+    """
+    sizes: Counter[str] = Counter()
+    for target in model.targets():
+        sizes[str(target.destination.dtype).removeprefix("torch.")] += target_bytes(target)
+    for method in methods:
+        sizes.update(method.format_bytes())
+    return dict(sizes)
 
 
 def inspect_config(

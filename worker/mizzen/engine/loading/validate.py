@@ -14,6 +14,7 @@ from mizzen.layers.sharding import check_shardable
 from mizzen.models.config import ModelConfig
 from mizzen.models.registry import READERS
 from mizzen.models.transformers_backend.installed import check_installed
+from mizzen.quantization.online import choose_quantization
 
 
 def resolve_precision(options: EngineOptions, config: ModelConfig) -> str:
@@ -29,6 +30,7 @@ def check_model(options: EngineOptions, config: ModelConfig) -> None:
     Raises:
         ValueError: The model does not support an option; the message names it and what to use instead.
     """
+    choose_quantization(options.quantization, config.quantization)
     if config.implementation == "native":
         check_shardable(config, options.tensor)
     else:  # the engine checks the layers when it has built them

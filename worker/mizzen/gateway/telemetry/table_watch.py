@@ -88,7 +88,7 @@ def table_version(services: Iterable[Service], synced: bool, tenants: TenantRegi
         parts.append(f"{service.name} {service.waiting_requests > 0} {service.table.key_names}")
         parts += sorted(
             f"{engine.discovered.uid} {engine.name} {engine.state} {engine.revision} {engine.key_names}"
-            f" {engine.problem}"
+            f" {engine.problem} {_quantization(engine)}"
             for engine in service.table
         )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
@@ -116,6 +116,7 @@ def routing_table(services: Iterable[Service], synced: bool, tenants: TenantRegi
                 "uid": engine.discovered.uid,
                 "state": engine.state,
                 "revision": engine.revision,
+                "quantization": _quantization(engine),
                 "requests": engine.requests,
                 "problem": engine.problem,
                 "protocol": engine.link.protocol,
@@ -132,6 +133,11 @@ def routing_table(services: Iterable[Service], synced: bool, tenants: TenantRegi
 def _api_keys(tenants: TenantRegistry) -> dict[str, Any] | None:
     """Return the number of valid API keys and any problem with the key files; None if no key is needed."""
     return None if tenants.keyless else {"inForce": tenants.key_count, "problem": tenants.problem}
+
+
+def _quantization(engine: EngineClient) -> str:
+    """Return the description of an engine's quantized weights; empty for others, and if it is unknown."""
+    return engine.link.welcome.quantization if engine.link.welcome else ""
 
 
 def _stats(engine: EngineClient) -> dict[str, int] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -95,6 +95,8 @@ class LinearSpec:
     """Whether the outputs are those of a SwiGLU block: gate rows followed by as many up rows."""
     dtype: torch.dtype
     device: torch.device
+    online: bool = False
+    """Whether the checkpoint stores an unquantized weight, which is quantized while it is loaded."""
 
 
 class LinearMethod(ABC):
@@ -162,6 +164,13 @@ class LinearMethod(ABC):
             True if this was done. False if the method has no GEMM that adds, and has done nothing.
         """
         return False
+
+    def format_bytes(self) -> Mapping[str, int]:
+        """Return the bytes of loaded quantized weights with their scales and zero points, by their format.
+
+        Weights that `targets` still yields after loading are not among them.
+        """
+        return {}
 
     def kernel_specs(
         self, batch_sizes: Iterable[int], *, activation: GateActivation | None = None

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from mizzen.layers.linear_methods.base import LinearMethod, LinearSpec
 from mizzen.layers.quantized.canonical import QuantizedWeight
 from mizzen.layers.quantized.convert import convert_layer
+from mizzen.layers.quantized.rounded_layer import RoundedLayer
 from mizzen.layers.quantized.stored_layer import StoredLayer
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.quantization.schemes import WeightScheme
@@ -29,8 +30,11 @@ class DequantizedLinear(LinearMethod):
 
     def __init__(self, spec: LinearSpec, scheme: WeightScheme) -> None:
         self.spec = spec
-        self._stored: StoredLayer | None = StoredLayer(spec, scheme)
+        self._stored: StoredLayer | RoundedLayer | None = (
+            RoundedLayer(spec, scheme) if spec.online else StoredLayer(spec, scheme)
+        )
         self._weight: QuantizedWeight | None = None
+        self._format_bytes: Mapping[str, int] = {}
         self.bias = torch.empty(spec.rows, dtype=spec.dtype, device=spec.device) if spec.bias else None
 
     @property
@@ -41,7 +45,10 @@ class DequantizedLinear(LinearMethod):
             WeightsError: A tensor has invalid values.
         """
         if self._stored is not None:
-            self._weight, self._stored = convert_layer(self._stored), None
+            stored = self._stored
+            self._weight = stored.take_weight() if isinstance(stored, RoundedLayer) else convert_layer(stored)
+            self._stored = None
+            self._format_bytes = {self._weight.format: self._weight.size}
         if self._weight is None:
             raise RuntimeError("the weight is no longer in canonical form")
         return self._weight
@@ -72,6 +79,10 @@ class DequantizedLinear(LinearMethod):
     def release_weight(self) -> None:
         """Free the canonical form; subclasses that keep the weight in another form call this."""
         self._weight = None
+
+    def format_bytes(self) -> Mapping[str, int]:
+        """Return the bytes of the weight in canonical form, by its format; empty before it is loaded."""
+        return self._format_bytes
 
     def permute_rows(self, order: torch.Tensor) -> None:
         """Replace output row i by row order[i] (int64 [rows])."""

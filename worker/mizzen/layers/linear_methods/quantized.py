@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from mizzen.layers.linear_methods.base import LinearFactory, LinearMethod, LinearSpec
 from mizzen.layers.linear_methods.dequantized import DequantizedLinear
@@ -18,19 +19,24 @@ def choose_linear(
     quantization: Quantization,
     unquantized: LinearFactory,
     quantized: QuantizedFactory = DequantizedLinear,
+    *,
+    online: bool = False,
 ) -> LinearFactory:
     """Return the factory that makes the linear methods of a model.
 
     Args:
-        quantization: Schemes of the checkpoint's layers.
+        quantization: Schemes of the layers.
         unquantized: Factory for layers that are not quantized.
         quantized: Factory for quantized layers.
+        online: Whether the checkpoint's weights are unquantized, and quantized while they are loaded.
     """
     if not quantization.schemes:
         return unquantized
 
     def make_linear(spec: LinearSpec) -> LinearMethod:
         scheme = quantization.find_merged_scheme(dict.fromkeys(part.name for part in spec.parts))
-        return unquantized(spec) if isinstance(scheme, Unquantized) else quantized(spec, scheme)
+        if isinstance(scheme, Unquantized):
+            return unquantized(spec)
+        return quantized(replace(spec, online=online), scheme)
 
     return make_linear

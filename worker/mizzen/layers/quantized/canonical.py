@@ -28,6 +28,8 @@ class Codes(enum.StrEnum):
     """Unsigned integers of 4 bits, two to a byte, with a zero point of 8 or of their own."""
 
 
+FORMATS = {Codes.E4M3: "fp8", Codes.INT8: "int8", Codes.UINT8: "int8", Codes.UINT4: "int4"}
+"""Names of formats of weights in metrics."""
 IMPLIED_ZEROS = {Codes.E4M3: 0, Codes.INT8: 0, Codes.UINT8: 128, Codes.UINT4: 8}
 """Zero point of weights that have no tensor of zero points."""
 
@@ -69,6 +71,17 @@ class QuantizedWeight:
     def columns(self) -> int:
         """Number of columns, including columns that only fill a group."""
         return self.values.shape[1] * (2 if self.codes is Codes.UINT4 else 1)
+
+    @property
+    def format(self) -> str:
+        """Name of the format of the codes in metrics."""
+        return FORMATS[self.codes]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        tensors = (self.values, self.scales, self.zeros, self.order)
+        return sum(each.numel() * each.element_size() for each in tensors if each is not None)
 
     def unpack(self, rows: slice = slice(None)) -> torch.Tensor:
         """Return q of some rows as float32 [rows, columns]."""

@@ -95,6 +95,7 @@ def build_welcome(config: EngineConfig, engine: EngineProtocol, files: dict[str,
         max_running_requests=config.max_running_requests,
         draining=False,
         generates=info.generates,
+        quantization=info.quantization,
     )
 
 

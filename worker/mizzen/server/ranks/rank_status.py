@@ -57,6 +57,8 @@ class RankStatus(PhaseStatus):
         """Record the memory sizes of the loaded engine."""
         for name in MEMORY:
             self._values[INDEX[name]] = getattr(info, name)
+        for name, size in info.format_bytes.items():
+            self._values[INDEX[f"weights_bytes_{name}"]] = size
 
     def count_step(self, seconds: float, tokens: int) -> None:
         """Count a step that took `seconds` and generated `tokens` tokens."""

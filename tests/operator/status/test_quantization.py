@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The status shows the format of quantized weights, as the engines of the spec's revision report it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mizzen_operator.gateway_client.routing_table import RoutingState
+from mizzen_operator.model_cache.progress import Download
+from mizzen_operator.reconciler.reconcile_service import find_quantization
+from mizzen_operator.status.builder import build_status
+from service_kit import GOOD, NOW, OLD, SERVING
+
+AWQ = "AWQ: 4-bit integers, groups of 128"
+DOWNLOAD = Download(cache_key="k", source="hf://org/model", folder="f", cached_time="2026-01-01T00:00:00Z")
+
+
+@pytest.mark.parametrize("download", [None, DOWNLOAD])
+@pytest.mark.parametrize("quantization", ["", AWQ])
+def test_it_stands_beside_the_download_or_alone(download: Download | None, quantization: str) -> None:
+    status = build_status(replace(GOOD, download=download, quantization=quantization), NOW)
+    wanted = download.as_status() if download is not None else {}
+    assert status.get("model", {}) == wanted | ({"quantization": quantization} if quantization else {})
+    assert ("model" in status) == bool(download or quantization)
+
+
+def found(routing: RoutingState, status: dict[str, Any] | None = None) -> str:
+    context: Any = SimpleNamespace(
+        groups=[SERVING, OLD],
+        revision=SERVING.revision,
+        routing=routing,
+        service=replace(GOOD.service, status=status or {}),
+    )
+    return find_quantization(context)
+
+
+def test_only_groups_of_the_current_revision_count() -> None:
+    both = frozenset({SERVING.uid, OLD.uid})
+    assert found(RoutingState(routed_by_some=both, quantizations={SERVING.uid: AWQ, OLD.uid: "FP8"})) == AWQ
+    assert found(RoutingState(routed_by_some=both, quantizations={OLD.uid: "FP8"})) == ""
+
+
+def test_the_last_value_of_the_revision_stays_while_no_group_is_routed() -> None:
+    status = {"updateRevision": SERVING.revision, "model": {"quantization": AWQ}}
+    away = RoutingState(routed_by_some=frozenset({OLD.uid}), quantizations={OLD.uid: "FP8"})
+    assert found(away, status) == AWQ
+    assert found(away, {**status, "updateRevision": "other"}) == ""
+    assert found(away) == ""
