@@ -6,6 +6,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
@@ -13,12 +14,18 @@ from quantized_layer_kit import Change, restore, write_layers
 from safetensors.torch import load_file
 
 from integer_formats import Gptq
+from mizzen.layers.embedding import Head
+from mizzen.layers.linear import MergedColumnParallelLinear, name_rows
 from mizzen.layers.linear_methods.base import LinearKind, LinearPart
 from mizzen.layers.quantized.canonical import Codes
+from mizzen.layers.quantized.stored_layer import IGNORED
 from mizzen.quantization.schemes import ActivationScales
 from mizzen.weights.checkpoint_files import WeightsError
-from mizzen.weights.load import fill_dummy
+from mizzen.weights.load import fill_dummy, load_checkpoint
 from quantized_formats import FORMATS, FP8
+
+if TYPE_CHECKING:
+    from mizzen.layers.linear_methods.dequantized import DequantizedLinear
 
 SHAPES = {"gate": (256, 128), "up": (128, 128)}
 
@@ -194,7 +201,17 @@ def test_scales_keep_their_dtype_and_implied_zero_points_are_left_out(
     assert (weight.codes, weight.scales.dtype, weight.zeros is not None) == (codes, scales, has_zeros)
 
 
-@pytest.mark.parametrize("name", ["gptq", "awq", "ct-fp8-tensor"])
+@pytest.mark.parametrize("name", ["fp8-blocks", "ct-int8", "ct-w4a16", "ct-w8a16"])
+def test_codes_in_order_of_rows_are_not_copied(name: str, tmp_path: Path) -> None:
+    files = write_layers(tmp_path, FORMATS[name], SHAPES)
+    totals = [shape[0] for shape in SHAPES.values()]
+    rows = name_rows(list(SHAPES), totals, [slice(0, total) for total in totals])
+    layer = MergedColumnParallelLinear(files.context(), rows, 128, bias=False)
+    first = next(iter(layer.targets())).destination.data_ptr()
+    assert files.load(layer).weight.values.data_ptr() == first
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "ct-w4a16-act-order"])
 def test_stored_tensors_are_freed(name: str, tmp_path: Path) -> None:
     files = write_layers(tmp_path, FORMATS[name], SHAPES)
     build = files.context()
@@ -206,3 +223,52 @@ def test_stored_tensors_are_freed(name: str, tmp_path: Path) -> None:
     method.finish()
     assert not any(reference() for reference in references)
     assert list(method.targets()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["fp8-blocks", "ct-fp8-tensor", "ct-int8", "awq-32", "gptq-32", "ct-w8a16-asymmetric"]
+)
+@pytest.mark.parametrize("factor", [2.0**-14, 2.0**12])
+def test_rows_are_scaled_exactly(name: str, factor: float, tmp_path: Path) -> None:
+    """The scales of the KV cache are folded in this way; 16 bits may be too few for the result."""
+    method = write_layers(tmp_path, FORMATS[name], SHAPES).load_rows()
+    before = method.weight.dequantize()
+    with torch.inference_mode():
+        method.scale_rows(slice(32, 200), factor)
+        method.scale_rows(slice(360, None), 0.5, bias=False)
+    before[32:200] *= factor
+    before[360:] /= 2
+    assert torch.equal(method.weight.dequantize(), before)
+
+
+@pytest.mark.parametrize("name", ["fp8-blocks", "ct-int8", "awq", "gptq-8-act-order-asymmetric"])
+def test_rows_are_permuted_with_their_scales(name: str, tmp_path: Path) -> None:
+    files = write_layers(tmp_path, FORMATS[name], SHAPES, {"up": 100.0})
+    method, order = files.load_rows(), torch.randperm(384)
+    before = restore(method, 128)
+    method.permute_rows(order)
+    assert torch.equal(restore(method, 128), before[order])
+
+
+@pytest.mark.parametrize(
+    "name", ["ct-fp8-channel", "fp8-blocks", "awq", "gptq", "ct-w4a16", "ct-w8a16-asymmetric"]
+)
+@pytest.mark.parametrize("vocabulary", [96, 104, 40])
+def test_heads_are_padded_with_zeros(name: str, vocabulary: int, tmp_path: Path) -> None:
+    """With 40 tokens, the last of four ranks holds none."""
+    files = write_layers(tmp_path, FORMATS[name], {"head": (vocabulary, 256)})
+    rows = []
+    for rank in range(4):
+        head = Head(files.context(rank, 4), "head", vocabulary, 256)
+        load_checkpoint(tmp_path, head.targets(), tied=False, progress=ignore_progress, ignored=(IGNORED,))
+        head.finish()
+        method = cast("DequantizedLinear", head.method)
+        weight = method.weight.dequantize()
+        assert len(weight) == head.vocabulary.rows and not weight[head.vocabulary.count :].any()
+        rows.append(weight[: head.vocabulary.count])
+        x = torch.randn(2, 256)
+        torch.testing.assert_close(method.apply(x), x @ weight.t(), atol=1e-4, rtol=1e-4)
+    assert torch.equal(torch.cat(rows), files.weights["head"])
+
+
+def ignore_progress(done: int, total: int) -> None: ...

@@ -94,8 +94,15 @@ class QuantizedWeight:
         """Return w of some rows as float32 [rows, columns], in the order of the stored columns."""
         first, stop, _ = rows.indices(self.rows)
         which = torch.arange(first, stop, device=self.scales.device) // self.row_step
-        groups = torch.arange(self.columns, device=self.scales.device) // self.column_step
-        zeros: torch.Tensor | float = IMPLIED_ZEROS[self.codes]
+        weight = self.unpack(rows)
         if self.zeros is not None:
-            zeros = self.zeros[which][:, groups].float()
-        return (self.unpack(rows) - zeros) * self.scales[which][:, groups].float()
+            weight = weight.sub_(self._repeat_columns(self.zeros[which].float()))
+        elif zero := IMPLIED_ZEROS[self.codes]:
+            weight = weight.sub_(zero)
+        return weight.mul_(self._repeat_columns(self.scales[which].float()))
+
+    def _repeat_columns(self, values: torch.Tensor) -> torch.Tensor:
+        """Return values [rows, column steps] as [rows, columns]."""
+        if values.shape[1] == 1:
+            return values
+        return values[:, :, None].expand(-1, -1, self.column_step).flatten(1)[:, : self.columns]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts the stored tensors of a layer to the canonical form.
 
-Conversion works on tiles of rows, and frees the tensors of each part as soon as its rows are converted.
+Conversion works on tiles of rows, so that it needs little memory besides the converted layer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from mizzen.layers.quantized.packed_words import (
     unpack_pairs,
 )
 from mizzen.layers.quantized.stored_layer import StoredLayer, StoredPart
-from mizzen.quantization.schemes import Fp8Weights, Int8Weights, PackedIntegers, ScaleShape
+from mizzen.quantization.schemes import Fp8Weights, Int8Weights, PackedIntegers, Packing, ScaleShape
+from mizzen.quantization.stored_tensors import WORD_BITS
 
 TILE_ROWS = 1024
 """Rows that are converted at a time; a multiple of the eight rows in a word."""
@@ -90,18 +91,17 @@ def _merge_values(layer: StoredLayer, *, check_nan: bool) -> torch.Tensor:
         WeightsError: A code is NaN, and `check_nan` is set.
     """
     spec, parts = layer.spec, layer.parts
-    dtype = parts[0].tensors["weight"].dtype
     if check_nan:
         for stored in parts:
             codes = stored.tensors["weight"].view(torch.uint8)
             if any(bool((codes[rows] & E4M3_NAN == E4M3_NAN).any()) for rows in _tiles(stored.rows)):
                 raise stored.error("weight", "contains NaN")
-    if len(parts) == 1 and parts[0].rows == spec.rows:
-        return parts[0].tensors.pop("weight")
+    if layer.codes.numel() == spec.rows * spec.columns:
+        return layer.codes.view(spec.rows, spec.columns)
     values = torch.zeros(spec.rows, spec.columns, dtype=torch.uint8, device=spec.device)
     for stored in parts:
-        values[stored.merged_rows] = stored.tensors.pop("weight").view(torch.uint8)
-    return values.view(dtype)
+        values[stored.merged_rows] = stored.tensors["weight"].view(torch.uint8)
+    return values.view(layer.codes.dtype)
 
 
 def _convert_packed(layer: StoredLayer, scheme: PackedIntegers) -> QuantizedWeight:
@@ -109,28 +109,32 @@ def _convert_packed(layer: StoredLayer, scheme: PackedIntegers) -> QuantizedWeig
     spec, parts = layer.spec, layer.parts
     codes = Codes.UINT4 if scheme.bits == 4 else Codes.UINT8
     order = order_columns(parts, scheme, spec.device)
-    values = torch.zeros(spec.rows, order.columns * scheme.bits // 8, dtype=torch.uint8, device=spec.device)
-    scales = []
-    for stored, groups in zip(parts, order.groups, strict=True):
-        suffix, own_scales = read_scales(stored, scheme)
-        zeros = read_zeros(stored, scheme)
-        scales.append(
-            PartScales(
-                rows=stored.merged_rows,
-                row_step=1,
-                offset=0,
-                scales=_check_scales(stored, suffix, own_scales),
-                zeros=zeros,
-                groups=groups,
-            )
+    zeros = [read_zeros(stored, scheme) for stored in parts]
+    scales = [
+        PartScales(
+            rows=stored.merged_rows,
+            row_step=1,
+            offset=0,
+            scales=_check_scales(stored, *read_scales(stored, scheme)),
+            zeros=own_zeros,
+            groups=groups,
         )
-        own_values = values[stored.merged_rows]
-        for rows in _tiles(stored.rows):
-            tile = read_codes(stored, scheme, rows)
-            fill = None if zeros is None else zeros[rows][:, groups]
-            own_values[rows] = tile if order.source is None else _sort_codes(tile, order, codes, fill)
-        stored.tensors.clear()
+        for stored, own_zeros, groups in zip(parts, zeros, order.groups, strict=True)
+    ]
     merged, merged_zeros, step = merge_scales(scales, spec.rows, IMPLIED_ZEROS[codes])
+    values = _merge_words(layer, scheme) if order.source is None else None
+    if values is None:
+        shape = (spec.rows, order.columns * scheme.bits // 8)
+        values = torch.zeros(shape, dtype=torch.uint8, device=spec.device)
+        for stored in parts:
+            own_values, own_zeros = values[stored.merged_rows], None
+            for rows in _tiles(stored.rows):
+                tile = read_codes(stored, scheme, rows)
+                if order.source is not None:
+                    if merged_zeros is not None:
+                        own_zeros = merged_zeros[stored.merged_rows][rows]
+                    tile = _sort_codes(tile, order, codes, own_zeros)
+                own_values[rows] = tile
     return QuantizedWeight(
         codes=codes,
         values=values,
@@ -140,6 +144,16 @@ def _convert_packed(layer: StoredLayer, scheme: PackedIntegers) -> QuantizedWeig
         zeros=merged_zeros,
         order=None if order.source is None else order.source.int(),
     )
+
+
+def _merge_words(layer: StoredLayer, scheme: PackedIntegers) -> torch.Tensor | None:
+    """Return the words of all parts as bytes if these are the merged codes already; None if they are not."""
+    bits = layer.spec.columns * scheme.bits
+    if scheme.packing is not Packing.COMPRESSED_TENSORS or bits % WORD_BITS:
+        return None
+    if layer.codes.nbytes != layer.spec.rows * bits // 8:  # rows of padding are missing
+        return None
+    return layer.codes.view(torch.uint8).view(layer.spec.rows, bits // 8)
 
 
 def _sort_codes(

@@ -14,7 +14,8 @@ AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Return the integers in words (int32 [count, words]), low bits first, as uint8 [count, elements]."""
-    values = words.contiguous().view(torch.uint8)
+    # Unlike `contiguous`, `clone` also gives an empty transposed tensor the strides that `view` needs.
+    values = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     return values if bits == 8 else unpack_pairs(values)
 
 

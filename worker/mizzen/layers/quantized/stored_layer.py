@@ -6,6 +6,7 @@ They are allocated before loading, filled by `mizzen.weights`, and become a `Qua
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -62,9 +63,21 @@ class StoredLayer:
     def __init__(self, spec: LinearSpec, scheme: WeightScheme) -> None:
         self.spec, self.scheme = spec, scheme
         self.layout = tuple(each for each in list_tensors(scheme) if each.suffixes[0] not in UNUSED)
+        codes, *others = self.layout
+        shapes = [self._shard_shape(codes, part) for part in spec.parts]
+        sizes = [math.prod(shape) for shape in shapes]
+        self.codes = torch.empty(sum(sizes), dtype=DTYPES[codes.dtypes[0]], device=spec.device)
+        """Codes of all parts, one after the other. The merged weight has the same size, so that it can use
+        this memory, or that of another layer that has been freed, and memory does not fragment."""
         self.parts = tuple(
-            StoredPart(part, {each.suffixes[0]: self._allocate(each, part) for each in self.layout})
-            for part in spec.parts
+            StoredPart(
+                part,
+                {
+                    codes.suffixes[0]: own_codes.view(shape),
+                    **{each.suffixes[0]: self._allocate(each, part) for each in others},
+                },
+            )
+            for part, shape, own_codes in zip(spec.parts, shapes, self.codes.split(sizes), strict=True)
         )
 
     def targets(self) -> Iterator[WeightTarget]:
@@ -95,16 +108,19 @@ class StoredLayer:
             columns = slice(0, part.shape[1])
         return tuple(each.shard(part.rows, columns) for each in stored.dimensions[0])
 
+    def _shard_shape(self, stored: StoredTensor, part: LinearPart) -> list[int]:
+        return [shard.stop - shard.start for shard in self._shard(stored, part)]
+
     def _allocate(self, stored: StoredTensor, part: LinearPart) -> torch.Tensor:
         """Allocate this rank's part of a tensor; optional tensors get the values that the scheme implies."""
-        shard, device = self._shard(stored, part), self.spec.device
+        device = self.spec.device
         dtype = DTYPES.get(stored.dtypes[0], torch.float32)
         if not stored.optional:
-            return torch.empty([each.stop - each.start for each in shard], dtype=dtype, device=device)
+            return torch.empty(self._shard_shape(stored, part), dtype=dtype, device=device)
         whole = torch.empty(stored.shapes(*part.shape)[0], dtype=dtype, device=device)
         fill = choose_fill(self.scheme, stored.suffixes[0], part.shape[1])
         if callable(fill):
             fill(whole, torch.Generator(device))
         else:
             whole.fill_(fill)
-        return whole[shard].clone()
+        return whole[self._shard(stored, part)].clone()
