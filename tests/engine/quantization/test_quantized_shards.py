@@ -143,6 +143,20 @@ def test_dummy_weights_are_the_same_for_any_number_of_ranks(tmp_path: Path) -> N
             assert torch.equal(make_dummy(files, rank, 2), whole.chunk(2, dim=1)[rank]), name
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("awq", torch.float16), ("gptq-32", torch.float16), ("ct-w4a16", torch.bfloat16), ("fp8-blocks", None)],
+)
+def test_dummy_scales_have_the_type_of_real_ones(
+    name: str, dtype: torch.dtype | None, tmp_path: Path
+) -> None:
+    files = write_layers(tmp_path, FORMATS[name], {"o": (64, 256)})
+    layer = RowParallelLinear(files.context(), "o", 64, 256, bias=False)
+    fill_dummy(layer.targets(), seed=0, progress=lambda done, total: None)
+    assert isinstance(layer.method, DequantizedLinear)
+    assert layer.method.weight.scales.dtype == (dtype or torch.float32)
+
+
 def make_dummy(files: LayerFiles, rank: int, size: int) -> torch.Tensor:
     """Return a rank's columns of a layer with dummy weights."""
     layer = RowParallelLinear(files.context(rank, size), "o", 64, 256, bias=False)

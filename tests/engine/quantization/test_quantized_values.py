@@ -6,16 +6,18 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
 from quantized_layer_kit import Change, restore, write_layers
 from safetensors.torch import load_file
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from integer_formats import Gptq
 from mizzen.layers.embedding import Head
-from mizzen.layers.linear import MergedColumnParallelLinear, name_rows
+from mizzen.layers.linear import MergedColumnParallelLinear, RowParallelLinear, name_rows
 from mizzen.layers.linear_methods.base import LinearKind, LinearPart
 from mizzen.layers.quantized.canonical import Codes
 from mizzen.layers.quantized.stored_layer import IGNORED
@@ -272,3 +274,40 @@ def test_heads_are_padded_with_zeros(name: str, vocabulary: int, tmp_path: Path)
 
 
 def ignore_progress(done: int, total: int) -> None: ...
+
+
+class MemoryPeak(TorchDispatchMode):
+    """Measures the largest size of the storages that operations allocate and that exist at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.older: set[int] = set()
+        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in args:
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self.storages:
+                self.older.add(tensor.untyped_storage()._cdata)
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, list | tuple) else (result,):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self.older:
+                storage = tensor.untyped_storage()
+                self.storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        alive = [size for reference, size in self.storages.values() if not reference.expired()]
+        self.peak = max(self.peak, sum(alive))
+        return result
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq-8", "gptq-act-order", "ct-w4a16", "fp8-blocks", "ct-int8"])
+def test_conversion_needs_little_memory_besides_the_layer(name: str, tmp_path: Path) -> None:
+    rows, columns = 16384, 256
+    files = write_layers(tmp_path, FORMATS[name], {"o": (64, columns)})
+    layer = RowParallelLinear(files.context(), "o", rows, columns, bias=False)
+    fill_dummy(layer.targets(), seed=0, progress=ignore_progress)
+    method = cast("DequantizedLinear", layer.method)
+    with MemoryPeak() as memory:
+        method.finish()
+    weight = method.weight
+    converted = sum(each.nbytes for each in (weight.values, weight.scales, weight.zeros) if each is not None)
+    assert memory.peak < converted + rows * columns / 3, "the whole layer was unpacked"

@@ -42,13 +42,25 @@ def choose_fill(scheme: WeightScheme, suffix: str, columns: int) -> float | Dumm
         case "g_idx" | "weight_g_idx" if isinstance(scheme, PackedIntegers):
             return fill_ordered_groups(scheme)
         case _:
-            return 1 / (_code_size(scheme) * math.sqrt(columns))
+            return _round_scale(scheme, 1 / (_code_size(scheme) * math.sqrt(columns)))
 
 
 def _code_size(scheme: WeightScheme) -> float:
     if isinstance(scheme, Fp8Weights):
         return E4M3_SIZE
     return INT8_SIZE if isinstance(scheme, Int8Weights) or getattr(scheme, "bits", 8) == 8 else INT4_SIZE
+
+
+def _round_scale(scheme: WeightScheme, scale: float) -> float:
+    """Round a scale to the type in which exporters store such scales, so that kernels read this type.
+
+    compressed-tensors stores bfloat16, AWQ and GPTQ float16 that bfloat16 cannot represent.
+    """
+    if not isinstance(scheme, PackedIntegers):
+        return scale
+    if scheme.packing is Packing.COMPRESSED_TENSORS:
+        return float(torch.tensor(scale, dtype=torch.bfloat16))
+    return float((torch.tensor(scale, dtype=torch.float16).view(torch.int16) | 1).view(torch.float16))
 
 
 def implied_zero_word(scheme: PackedIntegers) -> int:
