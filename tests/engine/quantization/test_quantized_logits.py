@@ -128,6 +128,17 @@ def change_config(folder: Path, **fields: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
+@pytest.mark.parametrize("name", ["awq", "gptq", "fp8-blocks"])
+def test_layers_may_be_unquantized_without_being_listed(
+    name: str, source: Path, kit: SimpleNamespace, tmp_path: Path
+) -> None:
+    layers = tuple(f"model.layers.0.{layer}" for layer in ("mlp.down_proj", "mlp.gate_proj", "mlp.up_proj"))
+    twin = quantize_twin(source, tmp_path / "twin", FORMATS[name], ignored=("lm_head", *layers))
+    assert len(twin.layers) == 4
+    change_config(twin.folder, quantization_config=FORMATS[name].config(("lm_head",)))
+    assert_equal(compute_logits(twin.folder, kit), compute_reference(source, twin, kit))
+
+
 @pytest.mark.parametrize("name", ["ct-fp8-channel", "ct-w4a16-32", "modelopt-fp8"])
 def test_tied_heads_use_the_unquantized_embedding(name: str, kit: SimpleNamespace, tmp_path: Path) -> None:
     model = save_twin(tmp_path, "granite", **{**SIZES, "tie_word_embeddings": True})

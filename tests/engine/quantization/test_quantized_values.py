@@ -43,10 +43,10 @@ def edit(name: str, function: Callable[[torch.Tensor], torch.Tensor | None]) -> 
 
 
 def set_element(index: int, value: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that sets one element of a tensor; one of an e4m3 tensor by its code."""
+    """Return a function that sets one element of a tensor; one of 8 bits by its code."""
 
     def function(tensor: torch.Tensor) -> torch.Tensor:
-        elements = tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
+        elements = tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
         elements.view(-1)[index] = value
         return tensor
 
@@ -77,6 +77,13 @@ def test_scales_that_are_not_finite_are_refused(name: str, value: float, tmp_pat
     scale = f"up.{FORMATS[name].scale_name}"
     files = write_layers(tmp_path, FORMATS[name], SHAPES, change=edit(scale, set_element(0, value)))
     with pytest.raises(WeightsError, match=rf"{scale} contains infinite numbers or NaN"):
+        files.load_rows()
+
+
+def test_scales_of_eight_bits_may_not_be_nan(tmp_path: Path) -> None:
+    change = edit("up.weight_scale_inv", set_element(0, 0xFF))
+    files = write_layers(tmp_path, FORMATS["fp8-ue8m0"], SHAPES, change=change)
+    with pytest.raises(WeightsError, match=r"up\.weight_scale_inv contains infinite numbers or NaN"):
         files.load_rows()
 
 

@@ -52,6 +52,7 @@ from mizzen.quantization.online import AS_STORED, choose_quantization
 from mizzen.weights.expert_layout import with_expert_layout
 from mizzen.weights.kv_scales import fold_kv_scales, read_kv_scales
 from mizzen.weights.load import ProgressCallback, fill_dummy, has_untied_head, load_checkpoint, target_bytes
+from mizzen.weights.stored_schemes import with_stored_schemes
 
 if TYPE_CHECKING:
     from mizzen.models.transformers_backend.model import TransformersModel
@@ -103,6 +104,8 @@ def make_model(
         config = replace(config, tie_embeddings=False)
     if not dummy:
         config = with_expert_layout(config, Path(options.model))
+        if options.quantization == AS_STORED:
+            config = with_stored_schemes(config, Path(options.model))
     build = BuildContext(
         device=group.config.device if group else torch.device(options.device),
         dtype=resolve_dtype(options, config),
