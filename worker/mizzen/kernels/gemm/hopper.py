@@ -38,6 +38,33 @@ def wgmma_source(name: str, batch: int) -> str:
     )
 
 
+def register_wgmma_source(batch: int, fragments: int) -> str:
+    """Return the source of C++ functions for wgmma with weights (operand A) in registers.
+
+    `wgmma_registers(d, a, b, add)` multiplies 64 weight rows by `batch` rows of x, as `wgmma_source`
+    describes; `a` is the fragment of a k-step, four registers. `wait_for_sums(d)` waits for all wgmma groups,
+    whose accumulators are `d`; `fence_fragments(a)` orders the writes of `fragments` fragments before the
+    following wgmma instructions. The compiler moves no access of these registers across the two.
+    """
+    count = batch // 2
+    registers = ", ".join(f"%{i}" for i in range(count))
+    sums = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    left = ", ".join(f"%{count + i}" for i in range(4))
+    inputs = ", ".join(f'"r"(a[{i}])' for i in range(4))
+    written = ", ".join(f'"+r"(a[{i}])' for i in range(4 * fragments))
+    return (
+        "__device__ __forceinline__ void wgmma_registers(float* d, const unsigned* a, u64 b, int add) {\n"
+        f'    asm volatile("{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{count + 5}, 0;\\n"\n'
+        f'        "wgmma.mma_async.sync.aligned.m64n{batch}k16.f32.bf16.bf16 "\n'
+        f'        "{{{registers}}}, {{{left}}}, %{count + 4}, add, 1, 1, 0;\\n}}"\n'
+        f'        : {sums} : {inputs}, "l"(b), "r"(add));\n}}\n'
+        "__device__ __forceinline__ void wait_for_sums(float* d) {\n"
+        f'    asm volatile("wgmma.wait_group.sync.aligned 0;" : {sums} :: "memory");\n}}\n'
+        "__device__ __forceinline__ void fence_fragments(unsigned* a) {\n"
+        f'    asm volatile("wgmma.fence.sync.aligned;" : {written} :: "memory");\n}}\n'
+    )
+
+
 @functools.cache
 def kernel_source(name: str, batch: int) -> str:
     """Return the complete source of the kernel `name`, whose blocks multiply `batch` rows of x at a time."""
