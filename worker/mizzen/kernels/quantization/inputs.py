@@ -23,6 +23,8 @@ TOKEN_MULTIPLE = 4
 """The tokens of grouped scales, and the rows of their values in memory, are padded to a multiple of this."""
 MAX_CODES = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 """Largest code of each type, by which the largest absolute value is divided."""
+MAX_FEW_TOKENS = 132
+"""Largest number of tokens whose programs all run at once, one for each SM of a Hopper GPU."""
 CHUNK_COLUMNS = 1024
 """Columns of a block of the kernel for grouped and static scales, whose parts are independent."""
 
@@ -54,8 +56,15 @@ def _round_codes(value, INT8: tl.constexpr):
 
 
 @triton.jit
+def _add_and_max(sum_a, max_a, sum_b, max_b):
+    """Combine a sum and a maximum of two parts."""
+    return sum_a + sum_b, tl.maximum(max_a, max_b)
+
+
+@triton.jit
 def _store_quantized(
     value,
+    amax,
     columns,
     inside,
     row,
@@ -71,21 +80,24 @@ def _store_quantized(
     BOUNDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Quantize values [BLOCK] (float32, 0 outside) of a token, and store their codes and scales."""
+    """Quantize values [BLOCK] (float32, 0 outside) of a token, and store their codes and scales.
+
+    `amax` is the largest absolute value, which only a scale of the whole token needs.
+    """
     if STATIC:
         codes = _round_codes(value * (1.0 / tl.load(scales)), INT8)
     elif GROUPED:
         parts = tl.reshape(tl.abs(value), [BLOCK // 128, 128])
-        amax = tl.maximum(tl.max(parts, 1), 1e-10)
+        largest = tl.maximum(tl.max(parts, 1), 1e-10)
         if BOUNDED:
-            amax = tl.minimum(amax, upper_bound)
-        scale = tl.math.div_rn(amax, MAX_CODE)
+            largest = tl.minimum(largest, upper_bound)
+        scale = tl.math.div_rn(largest, MAX_CODE)
         scaled = tl.reshape(value, [BLOCK // 128, 128]) * tl.expand_dims(1.0 / scale, 1)
         codes = _round_codes(tl.reshape(scaled, [BLOCK]), INT8)
         group = tl.program_id(1) * (BLOCK // 128) + tl.arange(0, BLOCK // 128)
         tl.store(scales + group * scale_stride + row, scale, group * 128 < size)
     else:
-        amax = tl.maximum(tl.max(tl.abs(value), 0), 1e-10)
+        amax = tl.maximum(amax, 1e-10)
         if BOUNDED:
             amax = tl.minimum(amax, upper_bound)
         scale = tl.math.div_rn(amax, MAX_CODE)
@@ -119,8 +131,8 @@ def _quantize_kernel(
         tl.extra.cuda.gdc_wait()
     value = tl.load(x + row * x_stride + columns, inside, 0.0).to(tl.float32)
     _store_quantized(
-        value, columns, inside, row, out, scales, scale_stride, size, upper_bound,
-        MAX_CODE, INT8, GROUPED, STATIC, BOUNDED, BLOCK,
+        value, tl.max(tl.abs(value), 0), columns, inside, row, out, scales,
+        scale_stride, size, upper_bound, MAX_CODE, INT8, GROUPED, STATIC, BOUNDED, BLOCK,
     )  # fmt: skip
 
 
@@ -159,12 +171,14 @@ def _norm_quantize_kernel(
         tl.store(residual + row * size + columns, value, inside)
     dtype: tl.constexpr = value.dtype
     value = value.to(tl.float32)
-    mean = tl.sum(value * value, 0) / size
+    # One reduction for both, because each costs a decode step time.
+    total, amax = tl.reduce((value * value, tl.abs(value * factor)), 0, _add_and_max)
+    inverse_rms = tl.rsqrt(total / size + epsilon)
     # Rounded as by the norm alone, so that the fused kernel gives the same codes.
-    value = (value * tl.rsqrt(mean + epsilon) * factor).to(dtype).to(tl.float32)
+    value = (value * inverse_rms * factor).to(dtype).to(tl.float32)
     _store_quantized(
-        value, columns, inside, row, out, scales, scale_stride, size, upper_bound,
-        MAX_CODE, INT8, GROUPED, STATIC, BOUNDED, BLOCK,
+        value, (amax * inverse_rms).to(dtype).to(tl.float32), columns, inside, row, out, scales,
+        scale_stride, size, upper_bound, MAX_CODE, INT8, GROUPED, STATIC, BOUNDED, BLOCK,
     )  # fmt: skip
 
 
@@ -182,7 +196,11 @@ def allocate_outputs(rows: int, columns: int, form: InputFormat, device: torch.d
 
 
 def kernel_options(form: InputFormat, block: int, x: torch.Tensor) -> dict[str, object]:
-    """Return the compile-time options of a kernel whose programs quantize `block` columns of a token."""
+    """Return the compile-time options of a kernel whose programs quantize `block` columns of a token.
+
+    Few tokens get more warps, because then the time of a single program counts.
+    """
+    elements = 512 if len(x) > MAX_FEW_TOKENS else 256
     return {
         "MAX_CODE": MAX_CODES[form.dtype],
         "INT8": form.dtype == torch.int8,
@@ -190,7 +208,7 @@ def kernel_options(form: InputFormat, block: int, x: torch.Tensor) -> dict[str, 
         "STATIC": form.static_scale is not None,
         "BOUNDED": form.upper_bound > 0,
         "BLOCK": block,
-        "num_warps": min(16, max(1, block // 512)),
+        "num_warps": min(16, max(1, block // elements)),
         **pdl_launch_options(x),
     }
 
