@@ -7,6 +7,7 @@ import torch
 
 from mizzen.layers.linear_methods.base import LinearMethod, LinearSpec
 from mizzen.layers.linear_methods.dequantized import DequantizedLinear
+from mizzen.layers.linear_methods.packed import PackedLinear
 from mizzen.layers.linear_methods.w8a8 import W8A8Linear, is_w8a8
 from mizzen.quantization.schemes import WeightScheme
 
@@ -22,4 +23,4 @@ def make_quantized_linear(spec: LinearSpec, scheme: WeightScheme) -> LinearMetho
 
     if not has_wgmma(spec.device):
         return DequantizedLinear(spec, scheme)
-    return W8A8Linear(spec, scheme) if is_w8a8(spec, scheme) else DequantizedLinear(spec, scheme)
+    return W8A8Linear(spec, scheme) if is_w8a8(spec, scheme) else PackedLinear(spec, scheme)

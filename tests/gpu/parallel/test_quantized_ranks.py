@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantized checkpoints on two ranks give the log probabilities of one rank, but for rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensor_kit
+import torch
+import transformers
+from logprob_check import SIZES
+from quantized_kit import quantized_log_probabilities
+from tensor_kit import run_in_process
+
+from family_twins import save_random_model
+from quantized_formats import FORMATS
+from quantized_twins import quantize_twin
+
+pytestmark = tensor_kit.several_gpus
+MEAN_BOUND, BOUND = 0.02, 0.2
+"""Bounds of differences in nats: their mean, and the largest. Inputs of a rank get scales of their own."""
+
+
+@pytest.mark.parametrize("name", ["fp8-blocks", "ct-fp8-channel", "ct-int8", "awq-64", "gptq-act-order"])
+def test_two_ranks_equal_one(name: str, tmp_path: Path) -> None:
+    config = transformers.Qwen3Config(**SIZES, num_hidden_layers=2, head_dim=64, tie_word_embeddings=False)
+    source = tmp_path / "source"
+    save_random_model(source, transformers.Qwen3ForCausalLM, config, torch.bfloat16, plus_one=False)
+    folder = quantize_twin(source, tmp_path / "twin", FORMATS[name]).folder
+    one = np.concatenate(run_in_process(quantized_log_probabilities, folder, 1))
+    two = np.concatenate(run_in_process(quantized_log_probabilities, folder, 2))
+    differences = np.abs(one - two)
+    print(f"{name}: {differences.mean():.4f} {differences.max():.3f}")
+    assert one.std() > 0.3
+    assert differences.mean() < MEAN_BOUND
+    assert differences.max() < BOUND

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantized weights with unquantized inputs, on a Hopper GPU.
+
+Once loaded, the weight is packed into the fragment layout (`mizzen.kernels.gemm.fragments`), the only copy.
+Small batches use a kernel that dequantizes it in registers, `packed_swap_ab`. For larger batches, the whole
+weight is dequantized into a temporary bfloat16 matrix, which takes a small share of the GEMM's time, and
+multiplied by the kernels of unquantized weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from mizzen.layers.linear_methods.base import GateActivation, LinearKind, LinearSpec
+from mizzen.layers.linear_methods.dequantized import DequantizedLinear
+from mizzen.layers.linear_methods.small_batch import prefill_swiglu, supports_prefill_swiglu
+from mizzen.models.block import Activation
+from mizzen.quantization.schemes import WeightScheme
+
+if TYPE_CHECKING:
+    from mizzen.kernels.gemm.fragments import PackedWeight
+    from mizzen.kernels.nvrtc import KernelSpec
+
+MAX_DEQUANTIZED_BYTES = 256 << 20
+"""Bytes of a weight in bfloat16 that are dequantized at a time for large batches."""
+
+
+class PackedLinear(DequantizedLinear):
+    """Quantized weights in the fragment layout; a weight that the kernels do not support stays unpacked."""
+
+    def __init__(self, spec: LinearSpec, scheme: WeightScheme) -> None:
+        super().__init__(spec, scheme)
+        self.packed: PackedWeight | None = None
+        self.defer_pdl = spec.kind is LinearKind.COLUMN
+        self.fuses_prefill_swiglu = True
+
+    def finish(self) -> None:
+        """Convert the stored tensors, and pack the weight if the kernels support it.
+
+        Raises:
+            WeightsError: A tensor has invalid values.
+        """
+        super().finish()
+        from mizzen.kernels.gemm.fragments import pack_weight
+
+        packed = pack_weight(self.weight, swiglu=self.spec.swiglu and self.bias is None)
+        if supports_packed(packed):
+            self.packed = packed
+            self.release_weight()
+
+    def scale_rows(self, rows: slice, factor: float, *, bias: bool = True) -> None:
+        """Multiply the scales of output rows, and with `bias` their biases too, by a power of two."""
+        if self.packed is None:
+            super().scale_rows(rows, factor, bias=bias)
+            return
+        from mizzen.kernels.gemm.packed_rows import scale_packed_rows
+
+        self.packed = scale_packed_rows(self.packed, rows, factor)
+        if bias and self.bias is not None:
+            self.bias[rows].mul_(factor)
+
+    def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Multiply x [tokens, columns]; return [tokens, rows], in `out` if given."""
+        packed = self.packed
+        if packed is None:
+            return super().apply(x, out)
+        x = order_columns(packed, x)
+        if packed.swiglu or len(x) > max_packed_batch(packed):
+            return self._apply_dequantized(packed, x, out)
+        target = out if out is not None and out.is_contiguous() else None
+        product = packed_gemm(packed, x, target, defer_pdl=self.defer_pdl)
+        if self.bias is not None:
+            product.add_(self.bias)
+        return product if out is None or out is target else out.copy_(product)
+
+    def apply_glu(self, x: torch.Tensor, activation: GateActivation) -> torch.Tensor:
+        """Multiply x [tokens, columns] by gate and up; return activation(gate) * up, [tokens, rows / 2]."""
+        packed, swiglu = self.packed, activation.kind is Activation.SILU
+        if packed is None or not (swiglu and packed.swiglu):
+            return super().apply_glu(x, activation)
+        x = order_columns(packed, x)
+        if len(x) <= max_packed_batch(packed):
+            return packed_gemm(packed, x, None, swiglu=True)
+        if self.fuses_prefill_swiglu and packed.rows * packed.columns * 2 <= MAX_DEQUANTIZED_BYTES:
+            _, weight = next(dequantized_tiles(packed))
+            if supports_prefill_swiglu(weight) and (product := prefill_swiglu(weight, x)) is not None:
+                return product
+            return activation.gate(torch.mm(x, weight.t()))
+        return activation.gate(self._apply_dequantized(packed, x, None))
+
+    def _apply_dequantized(
+        self, packed: PackedWeight, x: torch.Tensor, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Multiply x, whose columns are in the weight's order, by the dequantized weight."""
+        if out is None:
+            out = x.new_empty(len(x), packed.rows)
+        for parts, tile in dequantized_tiles(packed):
+            first = 0
+            for rows in parts:
+                weight = tile[first : first + rows.stop - rows.start].t()
+                first += rows.stop - rows.start
+                if self.bias is None:
+                    torch.mm(x, weight, out=out[:, rows])
+                else:
+                    torch.addmm(self.bias[rows], x, weight, out=out[:, rows])
+        return out
+
+    def add_to_residual(self, residual: torch.Tensor, x: torch.Tensor) -> bool:
+        """Multiply a large batch x [tokens, columns], and add the product to `residual` in place."""
+        packed = self.packed
+        if packed is None or self.bias is not None or packed.swiglu or len(x) <= max_packed_batch(packed):
+            return False
+        x = order_columns(packed, x)
+        for (rows,), tile in dequantized_tiles(packed):
+            part = residual[:, rows]
+            torch.addmm(part, x, tile.t(), out=part)
+        return True
+
+    def kernel_specs(
+        self, batch_sizes: Iterable[int], *, activation: GateActivation | None = None
+    ) -> set[KernelSpec]:
+        """Return the specs of the kernels for these batch sizes; without sizes, for all."""
+        packed = self.packed
+        if packed is None:
+            return set()
+        from mizzen.kernels.gemm import packed_swap_ab
+        from mizzen.kernels.quantization import dequantize_packed
+
+        largest = max_packed_batch(packed)
+        sizes = {size for size in set(batch_sizes) or range(16, largest + 1, 16) if size <= largest}
+        defer_pdl = self.defer_pdl and not packed.swiglu
+        specs = packed_swap_ab.kernel_specs(packed, sizes, defer_pdl=defer_pdl)
+        return specs | {dequantize_packed.kernel_spec(packed)}
+
+    def set_prefill_fusion(self, enabled: bool) -> None:
+        """Allow or forbid the fused gate-up SwiGLU kernel of large batches."""
+        self.fuses_prefill_swiglu = enabled
+
+
+def supports_packed(packed: PackedWeight) -> bool:
+    """Return whether the kernels for all batch sizes support a packed weight."""
+    from mizzen.kernels.gemm import packed_swap_ab
+    from mizzen.kernels.quantization import dequantize_packed
+
+    return packed_swap_ab.supports(packed) and dequantize_packed.supports(packed)
+
+
+def max_packed_batch(packed: PackedWeight) -> int:
+    """Return the largest number of rows of x that the kernels on packed weights multiply."""
+    from mizzen.kernels.gemm import packed_swap_ab
+
+    return packed_swap_ab.max_batch(packed)
+
+
+def order_columns(packed: PackedWeight, x: torch.Tensor) -> torch.Tensor:
+    """Return x [tokens, columns], contiguous, with its columns in the order of the weight's columns."""
+    if packed.order is None:
+        return x.contiguous()
+    from mizzen.kernels.quantization.gather import gather_columns
+
+    return gather_columns(x, packed.order)
+
+
+def packed_gemm(
+    packed: PackedWeight,
+    x: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    swiglu: bool = False,
+    defer_pdl: bool = False,
+) -> torch.Tensor:
+    """Multiply a small batch x by a packed weight; return [tokens, rows], with SwiGLU [tokens, rows / 2]."""
+    from mizzen.kernels.gemm import packed_swap_ab
+
+    return packed_swap_ab.packed_swap_ab_gemm(packed, x, out, swiglu=swiglu, defer_pdl=defer_pdl)
+
+
+def dequantized_tiles(packed: PackedWeight) -> Iterator[tuple[tuple[slice, ...], torch.Tensor]]:
+    """Dequantize a weight into a temporary matrix of at most `MAX_DEQUANTIZED_BYTES`, part by part.
+
+    Yields:
+        The output rows of the part, and their weights, bfloat16 [rows, columns]: with SwiGLU rows of the gate
+        and then of up. The next part overwrites the weights.
+    """
+    from mizzen.kernels.gemm.fragments import STRIP_ROWS
+    from mizzen.kernels.quantization.dequantize_packed import dequantize_packed, rows_of_strips
+
+    step = max(1, MAX_DEQUANTIZED_BYTES // (2 * STRIP_ROWS * packed.columns))
+    size = rows_of_strips(packed, 0, min(step, packed.strips))
+    buffer = torch.empty((size, packed.columns), dtype=torch.bfloat16, device=packed.values.device)
+    for first in range(0, packed.strips, step):
+        stop = min(first + step, packed.strips)
+        tile = buffer[: rows_of_strips(packed, first, stop)]
+        dequantize_packed(packed, tile, first, stop)
+        start = first * STRIP_ROWS
+        if not packed.swiglu:
+            yield (slice(start, start + len(tile)),), tile
+            continue
+        gate = slice(start // 2, start // 2 + len(tile) // 2)
+        half = packed.rows // 2
+        yield (gate, slice(gate.start + half, gate.stop + half)), tile
