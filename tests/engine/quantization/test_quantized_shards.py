@@ -56,6 +56,17 @@ def test_blocks_may_lie_on_two_ranks(name: str, share: int, tmp_path: Path) -> N
         assert torch.equal(columns.weight.dequantize(), whole.weights["o"].chunk(2, dim=1)[rank])
 
 
+@pytest.mark.parametrize("name", ["gptq-32", "ct-w4a16-asymmetric", "awq-32", "gptq-8"])
+def test_shards_may_consist_of_one_word(name: str, tmp_path: Path) -> None:
+    rows = write_layers(tmp_path / "rows", FORMATS[name], {"q": (16, 32)})
+    columns = write_layers(tmp_path / "columns", FORMATS[name], {"o": (16, 64)})
+    for rank in range(2):
+        assert torch.equal(rows.load_rows(rank, 2).weight.dequantize(), expected_rows(rows, rank, 2))
+    for rank in range(8):
+        weight = columns.load_columns(rank, 8).weight
+        assert torch.equal(weight.dequantize(), columns.weights["o"].chunk(8, dim=1)[rank])
+
+
 @pytest.mark.parametrize(
     ("shares", "row_step"),
     [((256, 128), 128), ((192, 64), 64), ((320, 320), 64), ((96, 96), 32), ((136, 8), 8)],

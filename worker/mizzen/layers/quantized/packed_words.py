@@ -14,9 +14,16 @@ AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Return the integers in words (int32 [count, words]), low bits first, as uint8 [count, elements]."""
-    # Unlike `contiguous`, `clone` also gives an empty transposed tensor the strides that `view` needs.
-    values = words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    values = copy_bytes(words)
     return values if bits == 8 else unpack_pairs(values)
+
+
+def copy_bytes(words: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of words (int32 [rows, words]) as a new uint8 tensor [rows, 4 * words].
+
+    Unlike `contiguous`, `clone` also gives transposed tensors with one or no word a stride of 1.
+    """
+    return words.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def unpack_pairs(values: torch.Tensor) -> torch.Tensor:
@@ -50,7 +57,7 @@ def read_codes(stored: StoredPart, scheme: PackedIntegers, rows: slice) -> torch
             words = stored.tensors["qweight"][:, rows].t()
         case Packing.COMPRESSED_TENSORS:
             words = stored.tensors["weight_packed"][rows]
-    return words.contiguous().view(torch.uint8)[:, :columns]
+    return copy_bytes(words)[:, :columns]
 
 
 def read_zeros(stored: StoredPart, scheme: PackedIntegers) -> torch.Tensor | None:
