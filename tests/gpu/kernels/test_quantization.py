@@ -111,6 +111,25 @@ def test_the_fused_norm_gives_the_codes_of_separate_kernels(add: bool, grouped: 
         assert torch.allclose(actual.scales[..., :tokens], expected.scales[..., :tokens], rtol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", [E4M3, INT8])
+@pytest.mark.parametrize(("grouped", "static"), [(False, False), (True, False), (False, True)])
+def test_fused_swiglu_gives_the_codes_of_separate_kernels(
+    dtype: torch.dtype, grouped: bool, static: bool
+) -> None:
+    from mizzen.kernels.quantization.inputs import InputFormat, quantize_after_swiglu, quantize_inputs
+    from mizzen.kernels.swiglu import gate_mul
+
+    if grouped and dtype == INT8:
+        pytest.skip("INT8 inputs have a scale for each token or a static one")
+    scale = torch.tensor([0.01], device="cuda") if static else None
+    form = InputFormat(dtype=dtype, grouped=grouped, static_scale=scale)
+    for tokens, size in ((1, 12288), (33, 3072), (300, 1152)):
+        gate_up = normal(tokens, 2 * size)
+        expected, actual = quantize_inputs(gate_mul(gate_up), form), quantize_after_swiglu(gate_up, form)
+        check_equal_but_for_ties(restore(actual), restore(expected), 1 / 14)
+        assert torch.allclose(actual.scales[..., :tokens], expected.scales[..., :tokens], rtol=1e-2)
+
+
 def test_columns_are_gathered() -> None:
     from mizzen.kernels.quantization.gather import gather_columns
 

@@ -51,6 +51,7 @@ class MLP:
         self.down = RowParallelLinear(build, prefix + names.down, config.hidden_size, size, bias)
         self.activation = make_activation(build, block, prefix)
         self.gate = self.activation if block.has_gate else None
+        self.gate_up.method.set_consumer(self.down.method)
 
     def targets(self) -> Iterator[WeightTarget]:
         """Yield the destinations of the checkpoint's tensors."""

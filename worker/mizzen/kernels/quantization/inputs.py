@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantization of the inputs of W8A8 products to E4M3 or INT8, alone or fused behind RMSNorm.
+"""Quantization of the inputs of W8A8 products to E4M3 or INT8, alone or fused behind RMSNorm or SwiGLU.
 
 A scale is the largest absolute value that it covers, at least 1e-10, divided by the largest code (448 or
 127). It covers a token, or a token and 128 columns, or it is static. Codes are rounded to nearest; larger
@@ -182,6 +182,38 @@ def _norm_quantize_kernel(
     )  # fmt: skip
 
 
+@triton.jit(do_not_specialize=["scale_stride"])
+def _swiglu_quantize_kernel(
+    gate_up,
+    out,
+    scales,
+    scale_stride,
+    size,
+    upper_bound,
+    MAX_CODE: tl.constexpr,
+    INT8: tl.constexpr,
+    GROUPED: tl.constexpr,
+    STATIC: tl.constexpr,
+    BOUNDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < size
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    gate = tl.load(gate_up + row * 2 * size + columns, inside, 0.0).to(tl.float32)
+    up = tl.load(gate_up + (row * 2 + 1) * size + columns, inside, 0.0).to(tl.float32)
+    # Rounded as by the activation alone, so that the fused kernel gives the same codes.
+    value = (gate / (1 + tl.exp(-gate)) * up).to(gate_up.dtype.element_ty).to(tl.float32)
+    _store_quantized(
+        value, tl.max(tl.abs(value), 0), columns, inside, row, out, scales,
+        scale_stride, size, upper_bound, MAX_CODE, INT8, GROUPED, STATIC, BOUNDED, BLOCK,
+    )  # fmt: skip
+
+
 def allocate_outputs(rows: int, columns: int, form: InputFormat, device: torch.device) -> QuantizedInputs:
     """Allocate quantized inputs of `rows` tokens, without their content."""
     if not form.grouped:
@@ -213,13 +245,17 @@ def kernel_options(form: InputFormat, block: int, x: torch.Tensor) -> dict[str, 
     }
 
 
+def select_block(size: int, form: InputFormat) -> int:
+    """Return the columns of a program: all `size` if a token has one computed scale, else a part."""
+    divisible = form.grouped or form.static_scale is not None
+    return CHUNK_COLUMNS if divisible else max(128, triton.next_power_of_2(size))
+
+
 def quantize_inputs(x: torch.Tensor, form: InputFormat) -> QuantizedInputs:
     """Quantize x [tokens, columns], whose rows may be strided."""
     rows, size = x.shape
     out = allocate_outputs(rows, size, form, x.device)
-    divisible = form.grouped or form.static_scale is not None
-    block = CHUNK_COLUMNS if divisible else max(128, triton.next_power_of_2(size))
-    stride = out.scales.stride(0)
+    block, stride = select_block(size, form), out.scales.stride(0)
     _quantize_kernel[(rows, triton.cdiv(size, block))](
         x,
         x.stride(0),
@@ -257,5 +293,25 @@ def quantize_after_norm(
         form.upper_bound,
         ADD=residual is not None,
         **kernel_options(form, block, x),
+    )
+    return out
+
+
+def quantize_after_swiglu(gate_up: torch.Tensor, form: InputFormat) -> QuantizedInputs:
+    """Quantize silu(gate) * up, [tokens, size], for gate and up together, [tokens, 2 * size] (contiguous).
+
+    The result equals that of `mizzen.kernels.swiglu.gate_mul` followed by `quantize_inputs`.
+    """
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = allocate_outputs(rows, size, form, gate_up.device)
+    block = select_block(size, form)
+    _swiglu_quantize_kernel[(rows, triton.cdiv(size, block))](
+        gate_up,
+        out.values,
+        out.scales,
+        out.scales.stride(0),
+        size,
+        form.upper_bound,
+        **kernel_options(form, block, gate_up),
     )
     return out

@@ -172,6 +172,12 @@ class LinearMethod(ABC):
         """
         return {}
 
+    def set_consumer(self, consumer: LinearMethod) -> None:  # noqa: B027 (optional)
+        """Name the method that multiplies the results of `apply_glu`, and is passed them unchanged.
+
+        The results may then have the format in which that method quantizes its inputs.
+        """
+
     def kernel_specs(
         self, batch_sizes: Iterable[int], *, activation: GateActivation | None = None
     ) -> set[KernelSpec]:

@@ -35,7 +35,9 @@ class PackedLinear(DequantizedLinear):
         super().__init__(spec, scheme)
         self.packed: PackedWeight | None = None
         self.defer_pdl = spec.kind is LinearKind.COLUMN
-        self.fuses_prefill_swiglu = True
+        self.supports_prefill_swiglu = False
+        self.fuses_prefill_swiglu = False
+        """Whether large batches use the fused gate-up SwiGLU kernel wherever it is faster."""
 
     def finish(self) -> None:
         """Convert the stored tensors, and pack the weight if the kernels support it.
@@ -49,6 +51,8 @@ class PackedLinear(DequantizedLinear):
         packed = pack_weight(self.weight, swiglu=self.spec.swiglu and self.bias is None)
         if supports_packed(packed):
             self.packed = packed
+            self.supports_prefill_swiglu = supports_fused_prefill(packed)
+            self.fuses_prefill_swiglu = self.supports_prefill_swiglu
             self.release_weight()
 
     def scale_rows(self, rows: slice, factor: float, *, bias: bool = True) -> None:
@@ -84,11 +88,10 @@ class PackedLinear(DequantizedLinear):
         x = order_columns(packed, x)
         if len(x) <= max_packed_batch(packed):
             return packed_gemm(packed, x, None, swiglu=True)
-        if self.fuses_prefill_swiglu and packed.rows * packed.columns * 2 <= MAX_DEQUANTIZED_BYTES:
+        if self.fuses_prefill_swiglu:
             _, weight = next(dequantized_tiles(packed))
-            if supports_prefill_swiglu(weight) and (product := prefill_swiglu(weight, x)) is not None:
-                return product
-            return activation.gate(torch.mm(x, weight.t()))
+            product = prefill_swiglu(weight, x)
+            return activation.gate(torch.mm(x, weight.t())) if product is None else product
         return activation.gate(self._apply_dequantized(packed, x, None))
 
     def _apply_dequantized(
@@ -126,18 +129,21 @@ class PackedLinear(DequantizedLinear):
         packed = self.packed
         if packed is None:
             return set()
-        from mizzen.kernels.gemm import packed_swap_ab
+        from mizzen.kernels.gemm import gate_up_swiglu, packed_swap_ab
         from mizzen.kernels.quantization import dequantize_packed
 
         largest = max_packed_batch(packed)
         sizes = {size for size in set(batch_sizes) or range(16, largest + 1, 16) if size <= largest}
         defer_pdl = self.defer_pdl and not packed.swiglu
         specs = packed_swap_ab.kernel_specs(packed, sizes, defer_pdl=defer_pdl)
-        return specs | {dequantize_packed.kernel_spec(packed)}
+        specs.add(dequantize_packed.kernel_spec(packed))
+        if self.fuses_prefill_swiglu:
+            specs.add(gate_up_swiglu.kernel_spec())
+        return specs
 
     def set_prefill_fusion(self, enabled: bool) -> None:
         """Allow or forbid the fused gate-up SwiGLU kernel of large batches."""
-        self.fuses_prefill_swiglu = enabled
+        self.fuses_prefill_swiglu = enabled and self.supports_prefill_swiglu
 
 
 def supports_packed(packed: PackedWeight) -> bool:
@@ -146,6 +152,14 @@ def supports_packed(packed: PackedWeight) -> bool:
     from mizzen.kernels.quantization import dequantize_packed
 
     return packed_swap_ab.supports(packed) and dequantize_packed.supports(packed)
+
+
+def supports_fused_prefill(packed: PackedWeight) -> bool:
+    """Return whether large batches can use the fused gate-up SwiGLU kernel on the dequantized weight."""
+    if not packed.swiglu or packed.rows * packed.columns * 2 > MAX_DEQUANTIZED_BYTES:
+        return False
+    element = torch.empty((1, 1), dtype=torch.bfloat16, device=packed.values.device)
+    return supports_prefill_swiglu(element.expand(packed.rows, packed.columns))
 
 
 def max_packed_batch(packed: PackedWeight) -> int:

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mizzen.layers.linear_methods.base import GateActivation, InputNorm, LinearKind, LinearSpec
+from mizzen.layers.linear_methods.base import (
+    GateActivation,
+    InputNorm,
+    LinearKind,
+    LinearMethod,
+    LinearSpec,
+)
 from mizzen.layers.linear_methods.dequantized import DequantizedLinear, split_rows
 from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
 from mizzen.models.block import Activation
@@ -91,6 +97,13 @@ class W8A8Linear(DequantizedLinear):
         super().__init__(spec, scheme)
         self.defer_pdl = spec.kind is LinearKind.COLUMN
         self.operands: Operands | None = None
+        self.consumer: W8A8Linear | None = None
+        self.prepared_inputs: QuantizedInputs | None = None
+        """Inputs that the method before this one quantized; `apply` is then passed their values."""
+
+    def set_consumer(self, consumer: LinearMethod) -> None:
+        """Name the method that multiplies the results of `apply_glu`, and is passed them unchanged."""
+        self.consumer = consumer if isinstance(consumer, W8A8Linear) else None
 
     def finish(self) -> None:
         """Convert the stored tensors, and prepare them for the kernels.
@@ -134,11 +147,14 @@ class W8A8Linear(DequantizedLinear):
         operands = self.operands
         if operands is None:
             return super().apply(x, out)
-        from mizzen.kernels.quantization.inputs import quantize_inputs
-
         if not self._has_product(operands, len(x), swiglu=False):
             return super().apply(x, out)
-        return self._multiply(operands, quantize_inputs(x, operands.inputs), out)
+        from mizzen.kernels.quantization.inputs import quantize_inputs
+
+        prepared, self.prepared_inputs = self.prepared_inputs, None
+        if prepared is None or prepared.values is not x:
+            prepared = quantize_inputs(x, operands.inputs)
+        return self._multiply(operands, prepared, out)
 
     def apply_glu(self, x: torch.Tensor, activation: GateActivation) -> torch.Tensor:
         """Multiply x [tokens, columns] by gate and up; return activation(gate) * up, [tokens, rows / 2]."""
@@ -212,7 +228,29 @@ class W8A8Linear(DequantizedLinear):
             from mizzen.kernels.gemm.w8a8_swap_ab import w8a8_swap_ab_gemm
 
             return w8a8_swap_ab_gemm(operands.weight, inputs, swiglu=True)
-        return activation.gate(self._multiply(operands, inputs))
+        product, consumer = self._multiply(operands, inputs), self.consumer
+        if not swiglu or consumer is None or not consumer.accepts_prepared(len(product)):
+            return activation.gate(product)
+        return consumer.prepare_inputs(product)
+
+    def accepts_prepared(self, count: int) -> bool:
+        """Return whether `apply` accepts `count` rows of inputs from `prepare_inputs`."""
+        return self.operands is not None and self._has_product(self.operands, count, swiglu=False)
+
+    def prepare_inputs(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Quantize silu(gate) * up for the next call of `apply`, and return the codes, which it expects.
+
+        `gate_up` is [tokens, 2 * columns], contiguous.
+
+        Raises:
+            RuntimeError: this method does not accept quantized inputs.
+        """
+        if self.operands is None:
+            raise RuntimeError("the weight is not prepared for quantized inputs")
+        from mizzen.kernels.quantization.inputs import quantize_after_swiglu
+
+        self.prepared_inputs = quantize_after_swiglu(gate_up, self.operands.inputs)
+        return self.prepared_inputs.values
 
 
 def max_batch(operands: Operands, *, swiglu: bool) -> int:
