@@ -27,5 +27,7 @@ def test_log_probabilities_equal_transformers(twin: str, graphs: str, tmp_path: 
     model = save_twin(tmp_path, twin, dtype=torch.bfloat16, **SIZES, **window, **head_dim, **shared).cuda()
     errors = measure_errors(model, tmp_path, cuda_graph=graphs)
     errors.check_means()
-    errors.check_maxima()
-    assert errors.losses.max() < 2 * RATIO * errors.rounded.max() + MARGIN
+    if "experts" not in str(TWINS[twin][1]):
+        # A rounding error may choose another expert for a token, which changes a single value by much more.
+        errors.check_maxima()
+        assert errors.losses.max() < 2 * RATIO * errors.rounded.max() + MARGIN
