@@ -91,6 +91,13 @@ def test_a_mixture_with_quantized_weights_is_refused() -> None:
     assert "quantized weights (FP8, blocks of 128 x 128), which are served only for dense arch" in reason
 
 
+def test_experts_are_not_quantized_while_they_are_loaded() -> None:
+    options = replace(OPTIONS, quantization="fp8")
+    files = ModelFiles(name="m", fields=Fields(MIXTRAL))
+    with pytest.raises(ValueError, match="--quantization fp8 is not supported for mixtures of experts"):
+        inspect_model(files, options)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -14,10 +14,9 @@ from mizzen.weights import stream as streaming
 from mizzen.weights.stream import FileRange, SafetensorsHeader, stream_to_device
 
 
-def target(name: str, source: torch.Tensor, rows: slice, columns: slice | None = None) -> WeightTarget:
-    index = (rows, *(slice(0, size) for size in source.shape[1:]))
-    if columns is not None:
-        index = (rows, columns)
+def target(name: str, source: torch.Tensor, *shard: slice) -> WeightTarget:
+    """Return a target for a shard; dimensions without a slice are whole."""
+    index = (*shard, *(slice(0, size) for size in source.shape[len(shard) :]))
     into = torch.full(source[index].shape, 7.0).to(source.dtype)
     return WeightTarget(name=name, shape=tuple(source.shape), shard=index, destination=into)
 
@@ -29,6 +28,7 @@ def tensors(tmp_path: Path) -> dict[str, torch.Tensor]:
         "a": torch.randn(31, 17, generator=generator).bfloat16(),
         "b": torch.randn(64, 33, generator=generator),
         "c": torch.randn(5, generator=generator).half(),
+        "stack": torch.randn(4, 12, 10, generator=generator),
         "d": torch.randn(40, 24, generator=generator).to(torch.float8_e4m3fn),
         "e": torch.randint(-(2**31), 2**31, (24, 12), dtype=torch.int32, generator=generator),
         "f": torch.randint(-128, 128, (9, 5), dtype=torch.int8, generator=generator),
@@ -48,6 +48,9 @@ def test_file_ranges_are_slices_of_tensors(
         target("c", tensors["c"], slice(1, 4)),
         target("b", tensors["b"], slice(0, 64), slice(11, 22)),
         target("a", tensors["a"], slice(3, 30), slice(16, 17)),
+        target("stack", tensors["stack"], slice(1, 3)),
+        target("stack", tensors["stack"], slice(2, 3), slice(4, 9)),
+        target("stack", tensors["stack"], slice(3, 4), slice(0, 12), slice(5, 10)),
         target("d", tensors["d"], slice(0, 40), slice(8, 16)),
         target("e", tensors["e"], slice(0, 24), slice(4, 8)),
         target("f", tensors["f"], slice(2, 9)),
@@ -73,6 +76,7 @@ def test_converted_and_strided_targets_have_no_file_range(
     )
     assert header.file_range(reshaped) is None
     strided = torch.zeros(31, 34, dtype=torch.bfloat16)[:, ::2]
+    assert header.file_range(target("stack", tensors["stack"], slice(0, 2), slice(4, 9))) is None
     index = (slice(0, 31), slice(0, 17))
     assert header.file_range(WeightTarget(name="a", shape=(31, 17), shard=index, destination=strided)) is None
 

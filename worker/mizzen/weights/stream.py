@@ -69,21 +69,27 @@ class SafetensorsHeader:
 
         Bytes can be copied only if the target is contiguous, has the dtype of the file's tensor and the shape
         of its shard, and is a slice of that tensor's rows or, for a matrix, of its rows and columns. In the
-        latter case, the part of each row must not exceed `BLOCK` bytes.
+        latter case, the part of each row must not exceed `BLOCK` bytes. A single matrix of a stack of them
+        counts as a matrix.
         """
         entry = self.entries[target.name]
         if tuple(entry["shape"]) != target.shape:
             return None
-        rows, *rest = target.shard
         if DTYPES.get(entry["dtype"]) != target.destination.dtype or not target.destination.is_contiguous():
             return None
         begin, end = entry["data_offsets"]
-        row_bytes = (end - begin) // target.shape[0]
+        shape, shard = target.shape, target.shard
+        while len(shape) > 2 and shard[0].stop - shard[0].start == 1:  # a matrix of a stack
+            size = (end - begin) // shape[0]
+            begin += shard[0].start * size
+            end, shape, shard = begin + size, shape[1:], shard[1:]
+        rows, *rest = shard
+        row_bytes = (end - begin) // shape[0]
         start, into = (
             self.data + begin + rows.start * row_bytes,
             target.destination.view(-1).view(torch.uint8),
         )
-        if all(part == slice(0, size) for part, size in zip(rest, target.shape[1:], strict=True)):
+        if all(part == slice(0, size) for part, size in zip(rest, shape[1:], strict=True)):
             return FileRange(self.path, start, into)
         if len(rest) != 1:
             return None

@@ -14,7 +14,7 @@ from mizzen.layers.sharding import check_shardable
 from mizzen.models.config import ModelConfig
 from mizzen.models.registry import READERS
 from mizzen.models.transformers_backend.installed import check_installed
-from mizzen.quantization.online import choose_quantization
+from mizzen.quantization.online import AS_STORED, choose_quantization
 
 
 def resolve_precision(options: EngineOptions, config: ModelConfig) -> str:
@@ -31,6 +31,11 @@ def check_model(options: EngineOptions, config: ModelConfig) -> None:
         ValueError: The model does not support an option; the message names it and what to use instead.
     """
     choose_quantization(options.quantization, config.quantization)
+    if config.experts is not None and options.quantization != AS_STORED:
+        raise ValueError(
+            f"--quantization {options.quantization} is not supported for mixtures of experts: use "
+            f"{AS_STORED}, which keeps their weights as they are stored"
+        )
     if config.implementation == "native":
         check_shardable(config, options.tensor)
     else:  # the engine checks the layers when it has built them
