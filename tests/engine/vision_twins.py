@@ -53,6 +53,17 @@ VISION_TWINS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any
         {**QWEN, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
         {"tie_word_embeddings": True},
     ),
+    "qwen3-vl-moe": (
+        "Qwen3VLMoe",
+        {
+            "rope_parameters": {**MROPE, "mrope_section": [2, 1, 1]},
+            "num_experts": 9,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+        },
+        {**QWEN, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+        {"tie_word_embeddings": False},
+    ),
 }
 """Name of a twin: the prefix of Transformers' classes, the fields of the text part that differ from a small
 Llama's, those of the tower for images, and those of the whole model."""

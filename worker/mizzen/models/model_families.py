@@ -128,9 +128,9 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "Qwen3",
-        "Qwen3 from 0.6B to 32B; Qwen3-30B-A3B and 235B-A22B; the dense models of Qwen3-VL",
+        "Qwen3 from 0.6B to 32B; Qwen3-30B-A3B and 235B-A22B; Qwen3-VL",
         {qwen3.ARCHITECTURE: qwen3.parse_config, qwen3.MOE: qwen3.parse_moe},
-        ("Qwen3VLForConditionalGeneration",),
+        ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
     ),
     Family("Seed-OSS", "Seed-OSS 36B", {seed_oss.ARCHITECTURE: seed_oss.parse_config}),
     Family("SmolLM3", "SmolLM3 3B", {smollm3.ARCHITECTURE: smollm3.parse_config}),

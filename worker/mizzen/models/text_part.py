@@ -71,6 +71,11 @@ TEXT_PARTS: dict[str, TextPart] = {
     "Qwen3VLForConditionalGeneration": TextPart(
         readers={"qwen3_vl_text": qwen3.parse_config}, tensors=QWEN_TENSORS
     ),
+    "Qwen3VLMoeForConditionalGeneration": TextPart(
+        readers={"qwen3_vl_moe_text": qwen3.parse_moe},
+        tensors=QWEN_TENSORS,
+        defaults={"norm_topk_prob": True},
+    ),
 }
 """Text parts that are served, by the architecture of the whole model."""
 
