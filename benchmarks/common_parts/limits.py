@@ -50,23 +50,37 @@ class Limits:
     least_sum: float = 0.0
     """Minimum seconds of an all-reduce, however small the message."""
 
-    @property
-    def body(self) -> int:
-        """Number of weights in all layers together."""
+    def count_body(self, experts: float) -> float:
+        """Return the number of weights in all layers together; a layer with experts has `experts` of them."""
         c = self.config
         attention = c.hidden_size * c.head_dim * (2 * c.heads + 2 * c.kv_heads)
         projections = 3 if c.block.has_gate else 2
-        return c.layers * (attention + projections * c.hidden_size * c.intermediate_size)
+        width = c.layers * c.intermediate_size
+        if c.experts is not None:
+            sparse, shared = sum(c.experts.layers), c.experts.shared_width
+            width += sparse * (experts * c.experts.width + shared - c.intermediate_size)
+        return c.layers * attention + projections * c.hidden_size * width
+
+    @property
+    def body(self) -> float:
+        """Number of weights in all layers together by which a token is multiplied."""
+        return self.count_body(self.config.experts.per_token if self.config.experts else 0)
+
+    def experts_read(self, rows: int) -> float:
+        """Return the expected number of experts of a layer that `rows` rows choose, if they choose evenly."""
+        experts = self.config.experts
+        if experts is None:
+            return 0.0
+        return experts.count * (1 - (1 - experts.per_token / experts.count) ** rows)
 
     @property
     def head(self) -> int:
         """Number of weights of the LM head."""
         return self.config.hidden_size * self.config.vocab_size
 
-    @property
-    def weight_bytes(self) -> float:
-        """Bytes of the weights that every step reads."""
-        return self.body_element * self.body + self.element * self.head
+    def weight_bytes(self, rows: int) -> float:
+        """Return the bytes of the weights that a step of `rows` rows reads."""
+        return self.body_element * self.count_body(self.experts_read(rows)) + self.element * self.head
 
     @property
     def token_bytes(self) -> int:
@@ -90,7 +104,7 @@ class Limits:
         """
         body = 2 * self.body / self.body_speed
         operations = body * (batch + chunk) + 2 * self.head * (batch + bool(chunk))
-        gemms = max(self.weight_bytes / self.bandwidth, operations / self.flops)
+        gemms = max(self.weight_bytes(batch + chunk) / self.bandwidth, operations / self.flops)
         attention = (self.operations(chunk, start) - body * chunk) / self.flops
         return (gemms + attention + batch * self.kv_bytes(context) / self.bandwidth) / self.gpus
 
@@ -113,7 +127,7 @@ class Limits:
         a prompt is computed, the times to read weights and KV add up.
         """
         operations = sum(self.operations(tokens, start) for tokens in prompts)
-        bytes_read = self.weight_bytes + start * self.token_bytes
+        bytes_read = self.weight_bytes(sum(prompts)) + start * self.token_bytes
         return max(operations / self.flops, bytes_read / self.bandwidth) / self.gpus
 
     @property

@@ -23,6 +23,13 @@ QWEN3 = {
     "dtype": "bfloat16",
     "eos_token_id": 151645,
 }
+QWEN3_MOE = {
+    **QWEN3,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "tie_word_embeddings": False,
+}
 LLAMA3 = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 128256,
@@ -160,6 +167,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": shape(QWEN3, 1024, 3072, 28, 16, tie_word_embeddings=True),
     "qwen3-8b": shape(QWEN3, 4096, 12288, 36, 32, tie_word_embeddings=False),
     "qwen3-32b": shape(QWEN3, 5120, 25600, 64, 64, tie_word_embeddings=False),
+    "qwen3-30b-a3b": shape(
+        QWEN3_MOE, 2048, 6144, 48, 32, num_key_value_heads=4, num_experts=128, moe_intermediate_size=768
+    ),
     "llama-3.2-1b": shape(
         LLAMA3, 2048, 8192, 16, 32, head_dim=64, tie_word_embeddings=True, rope_scaling=llama_rope(32.0)
     ),

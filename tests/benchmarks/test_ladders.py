@@ -232,6 +232,16 @@ def test_limits_follow_from_bytes_and_operations() -> None:
     assert math.isnan(limits("qwen3-8b", "--device", "cpu", "--tensor", "2").collectives(1, 1))
 
 
+def test_limits_of_a_mixture_count_the_experts_that_a_batch_is_expected_to_choose() -> None:
+    mixture = limits("qwen3-30b-a3b")
+    expert = 3 * 2048 * 768
+    read = [mixture.weight_bytes(rows) / 2 - mixture.weight_bytes(0) / 2 for rows in (1, 2, 1000)]
+    assert read == pytest.approx([48 * count * expert for count in (8, 15.5, 128)])
+    assert mixture.body == 48 * (8 * expert + 2048 * 128 * 72)
+    assert mixture.decode(1, 0) == pytest.approx(2 * (mixture.body + mixture.head) / mixture.bandwidth)
+    assert mixture.prefill(8192) == mixture.operations(8192) / mixture.flops
+
+
 def test_prefill_limits_are_the_longer_of_operations_and_reads() -> None:
     large = limits("qwen3-8b")
     assert large.prefill(8192) * 1e3 == pytest.approx(169, abs=2)

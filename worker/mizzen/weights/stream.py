@@ -78,11 +78,11 @@ class SafetensorsHeader:
         if DTYPES.get(entry["dtype"]) != target.destination.dtype or not target.destination.is_contiguous():
             return None
         begin, end = entry["data_offsets"]
-        shape, shard = target.shape, target.shard
+        shape, shard = list(target.shape), list(target.shard)
         while len(shape) > 2 and shard[0].stop - shard[0].start == 1:  # a matrix of a stack
-            size = (end - begin) // shape[0]
-            begin += shard[0].start * size
-            end, shape, shard = begin + size, shape[1:], shard[1:]
+            size = (end - begin) // shape.pop(0)
+            begin += shard.pop(0).start * size
+            end = begin + size
         rows, *rest = shard
         row_bytes = (end - begin) // shape[0]
         start, into = (
