@@ -43,23 +43,30 @@ CONTEXT = 8192
 """Length of the requests that the second table counts, in tokens."""
 
 
-def inspect(name: str, gpu: str = "h100", kv_cache_dtype: str = "auto") -> Inspection:
+def inspect(
+    name: str, gpu: str = "h100", kv_cache_dtype: str = "auto", quantization: str = "auto"
+) -> Inspection:
     """Return what `mizzen inspect NAME --gpu GPU` computes from config.json alone."""
-    options = EngineOptions(model=name, kv_cache_dtype=kv_cache_dtype)
+    options = EngineOptions(model=name, kv_cache_dtype=kv_cache_dtype, quantization=quantization)
     files = ModelFiles(name=name, fields=Fields(MODELS[name]["config"]))
     return inspect_model(files, options, gpu=gpu, memory=gpu_bytes(gpu))
 
 
 def model_rows() -> Iterable[str]:
     """Yield the table of weights and KV by model."""
-    yield "| model | parameters | weights (bf16) | KV of a token (bf16) | KV of 8,192 tokens | `--tensor` |"
-    yield "|---|---|---|---|---|---|"
+    yield (
+        "| model | parameters | weights (bf16) | FP8 | 4 bits | KV of a token (bf16) | KV of 8,192 tokens "
+        "| `--tensor` |"
+    )
+    yield "|---" * 8 + "|"
     for name in SIZED:
         result = inspect(name)
+        sizes = [inspect(name, quantization=option).weight_bytes / GIB for option in ("auto", "fp8", "w4a16")]
         kv = result.kv_bytes_per_token
         possible = ", ".join(str(size.tensor) for size in result.tensor_sizes if size.possible)
         yield (
-            f"| `{name}` | {format_count(result.parameters)} | {result.weight_bytes / GIB:.1f} GiB "
+            f"| `{name}` | {format_count(result.parameters)} | "
+            f"{' | '.join(f'{size:.1f} GiB' for size in sizes)} "
             f"| {kv // 1024} KiB | {kv * CONTEXT / GIB:.2f} GiB "
             f"| {possible} |"
         )

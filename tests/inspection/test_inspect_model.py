@@ -87,8 +87,8 @@ def test_a_wanted_context_must_fit() -> None:
     fits = [inspect(QWEN3, gpu=22.5, context_length=length).memory_fits[0] for length in (1000, 40960)]
     assert [fit.fits for fit in fits] == [True, False]
     assert fits[1].message.endswith(
-        "less than one request of 40,960 tokens: use more GPUs (--tensor) or GPUs with more memory, or lower "
-        "--context-length"
+        "less than one request of 40,960 tokens: use more GPUs (--tensor) or GPUs with more memory, or "
+        "quantized weights: --quantization fp8 needs 8.8 GiB for them, or lower --context-length"
     )
     with pytest.raises(
         ValueError, match="--context-length 50000 exceeds the model's max_position_embeddings"
@@ -101,7 +101,8 @@ def test_weights_that_do_not_fit_are_reported_with_a_remedy() -> None:
     assert not result.fits
     assert result.memory_fits[0].message == (
         "8.19B parameters on 1 GPU need at least 15.5 GiB of each, and may use 14.4 GiB: 0.9 of 16 GiB; "
-        "use more GPUs (--tensor) or GPUs with more memory"
+        "use more GPUs (--tensor) or GPUs with more memory, or quantized weights: --quantization fp8 needs "
+        "8.8 GiB for them"
     )
     assert "does not fit with --tensor 1: 8.19B parameters" in format_inspection(result)
     assert inspect(QWEN3, gpu=16, tensor=2).fits

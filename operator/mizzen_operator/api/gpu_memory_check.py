@@ -21,6 +21,8 @@ BYTES_PER_PARAMETER = {"Auto": 2, "BFloat16": 2, "Float16": 2, "Float32": 4}
 """Bytes per parameter, by dtype. The value for `Auto` is a lower bound: the model may have a wider type."""
 BYTES_PER_DTYPE = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes per parameter of a fetched model, if its dtype is not changed, by the data type of its weights."""
+BYTES_WHEN_QUANTIZED = {"FP8": 1, "INT8": 1, "W4A16": 0.5}
+"""Lower bound of the bytes per parameter, by the value of spec.engine.quantization: all weights quantized."""
 ROUNDED_UP = 0.9995
 """Share of a unit from which a number with three digits is rounded up to the unit."""
 RESERVED_BYTES = 256 * 2**20
@@ -45,7 +47,9 @@ class MemoryCheck:
     message: str
 
 
-def check_gpu_memory(service: InferenceService, parameters: int = 0, dtype: str = "") -> MemoryCheck | None:
+def check_gpu_memory(
+    service: InferenceService, parameters: int = 0, dtype: str = "", weight_bytes: int = 0
+) -> MemoryCheck | None:
     """Compare the memory that a rank needs with the part of its GPU's memory that the engine may use.
 
     Args:
@@ -53,6 +57,7 @@ def check_gpu_memory(service: InferenceService, parameters: int = 0, dtype: str 
         parameters: number of parameters of the fetched model, which takes precedence over the declared
             number; 0 if it is unknown.
         dtype: data type of the fetched weights; empty if it is unknown.
+        weight_bytes: bytes of fetched quantized weights in memory; 0 if they are unquantized or unknown.
 
     Returns:
         The result; None if the number of parameters is unknown, the GPU's memory is not declared, or the
@@ -67,7 +72,8 @@ def check_gpu_memory(service: InferenceService, parameters: int = 0, dtype: str 
     if service.model.dtype == "Auto":
         element = BYTES_PER_DTYPE.get(dtype, element)
     memory = int(service.gpu_memory[:-2]) * MEMORY_UNITS[service.gpu_memory[-2:]]
-    weights = count * element / service.tensor
+    element = BYTES_WHEN_QUANTIZED.get(service.engine.quantization, element)
+    weights = (weight_bytes or count * element) / service.tensor
     available = memory * float(service.engine.memory_fraction)
     needed = weights + RESERVED_BYTES
     figures = (

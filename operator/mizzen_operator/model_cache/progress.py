@@ -43,6 +43,7 @@ class Download:
         cached_time: time at which the download was completed; empty until then.
         parameters: number of parameters of the model; 0 while it is unknown.
         dtype: data type in which its weights are saved; empty while it is unknown.
+        weight_bytes: bytes of its quantized weights in memory; 0 if they are unquantized or unknown.
         error: error of the last attempt; empty if it succeeded.
         waiting_for: reason why the fetch is waiting or retrying; empty while it makes progress.
     """
@@ -58,6 +59,7 @@ class Download:
     cached_time: str = ""
     parameters: int = 0
     dtype: str = ""
+    weight_bytes: int = 0
     error: str = ""
     waiting_for: str = ""
 
@@ -80,6 +82,7 @@ class Download:
             "totalBytes": self.total_bytes,
             "parameters": self.parameters or None,
             "dtype": self.dtype,
+            "weightBytes": self.weight_bytes or None,
             "fetchedBytes": self.fetched_bytes,
             "downloadPercent": self.percent,
             **({} if self.cached_time else rate),
@@ -115,6 +118,7 @@ def load_finished_download(service: InferenceService) -> Download | None:
         cached_time=model["cachedTime"],
         parameters=model.get("parameters", 0),
         dtype=model.get("dtype", ""),
+        weight_bytes=model.get("weightBytes", 0),
     )
 
 
@@ -247,6 +251,7 @@ def finish_download(download: Download, result: Mapping[str, Any], time: str) ->
         cached_time=time,
         parameters=_non_negative(result, "parameters"),
         dtype=dtype if isinstance(dtype, str) else "",
+        weight_bytes=_non_negative(result, "weightBytes"),
     )
 
 

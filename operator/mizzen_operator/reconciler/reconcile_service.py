@@ -344,4 +344,4 @@ def _check_memory(service: InferenceService, download: Download | None) -> Memor
     """Check whether the model can fit, with the sizes of the fetched model if they are known."""
     if download is None:
         return check_gpu_memory(service)
-    return check_gpu_memory(service, download.parameters, download.dtype)
+    return check_gpu_memory(service, download.parameters, download.dtype, download.weight_bytes)

@@ -109,7 +109,7 @@ def test_numbers_of_parameters_are_formatted_as_by_mizzen_inspect(count: int) ->
         gpu_memory_field="spec.accelerator.memory",
         tensor=1,
         model=SimpleNamespace(dtype="Auto"),
-        engine=SimpleNamespace(device="CUDA", memory_fraction="0.90"),
+        engine=SimpleNamespace(device="CUDA", memory_fraction="0.90", quantization="Auto"),
     )
     result = check_gpu_memory(service, count)
     assert result is not None
@@ -126,6 +126,18 @@ def test_the_dtype_of_the_fetched_weights_counts(service: Any) -> None:
         "": True,
         "int4": True,
     }
+
+
+@in_cluster
+def test_the_bytes_of_quantized_weights_count(service: Any) -> None:
+    demo, fp8 = service(accelerator={"memory": "10Gi"}), {"quantization": "FP8"}
+    large = check_gpu_memory(demo, 8 * 10**9, "bfloat16")
+    small = check_gpu_memory(demo, 8 * 10**9, "bfloat16", 6 * 2**30)
+    online = check_gpu_memory(service(accelerator={"memory": "10Gi"}, engine=fp8), 8 * 10**9, "bfloat16")
+    assert large and small and online
+    assert [large.fits, small.fits, online.fits] == [False, True, True]
+    assert "8B parameters on 1 GPU need at least 6.2 GiB of each" in small.message
+    assert "need at least 7.7 GiB of each" in online.message
 
 
 @in_cluster
@@ -178,7 +190,7 @@ def test_more_gpus_never_turn_a_fit_into_a_misfit(count: int, unit: str, size: i
             gpu_memory_field="spec.accelerator.memory",
             tensor=tensor,
             model=SimpleNamespace(dtype="Auto"),
-            engine=SimpleNamespace(device="CUDA", memory_fraction="0.90"),
+            engine=SimpleNamespace(device="CUDA", memory_fraction="0.90", quantization="Auto"),
         )
         result = check_gpu_memory(service)
         assert result is not None

@@ -21,6 +21,10 @@ GPUS: dict[str, float] = {
     "rtx-a6000": 47.4,
 }
 """Memory in GiB that CUDA reports for a GPU: a little less than its nominal size."""
+HOPPER = ("h100", "h200")
+"""GPUs with kernels for quantized weights."""
+WITHOUT_FP8 = ("a10", "a100", "a100-40gb", "a100-80gb", "rtx-a6000")
+"""GPUs without FP8 instructions, which an FP8 KV cache needs."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(gib?|g|mib?)?", re.IGNORECASE)
 
 
@@ -43,3 +47,20 @@ def gpu_bytes(name: str) -> int:
             f"{', '.join(GPUS)}, not {name!r}"
         )
     return int(float(match[1]) * (MIB if (match[2] or "").startswith("m") else GIB))
+
+
+def has_quantized_kernels(described: str) -> bool:
+    """Return whether a GPU has fast kernels for quantized weights; True if only its size is known.
+
+    `described` is the size of its memory, with its name in brackets if it has one.
+    """
+    return (name := _read_name(described)) == "" or name in HOPPER
+
+
+def has_fp8_cache(described: str) -> bool:
+    """Return whether a GPU can use an FP8 KV cache; `described` as for `has_quantized_kernels`."""
+    return _read_name(described) not in WITHOUT_FP8
+
+
+def _read_name(described: str) -> str:
+    return described.partition("(")[2].rstrip(")").lower().replace("_", "-").removeprefix("nvidia-")

@@ -15,9 +15,9 @@ from mizzen.inspection.memory import (
     MemoryFit,
     count_active,
     count_loaded,
-    element_bytes,
     estimate_need,
     fit_memory,
+    measure_loaded,
 )
 from mizzen.inspection.model_files import ModelFiles, WeightFiles
 from mizzen.inspection.weight_formats import WeightFormat, measure_formats
@@ -29,6 +29,7 @@ from mizzen.models.model_families import find_family
 from mizzen.models.registry import READERS, read_model
 from mizzen.models.text_part import TEXT_PARTS
 from mizzen.models.transformers_backend.installed import check_installed
+from mizzen.quantization.online import AS_STORED, choose_quantization
 from mizzen.quantization.reader import read_quantization
 
 
@@ -164,6 +165,9 @@ def inspect_model(
     if problem:
         return msgspec.structs.replace(result, reason=problem)
     check_model(options, config)
+    if options.quantization != AS_STORED:
+        config = replace(config, quantization=choose_quantization(options.quantization, config.quantization))
+        result = msgspec.structs.replace(result, quantization=config.quantization.describe())
     weights, parameters = files.weights, count_loaded(config, files.weights)
     kv_bytes = estimate_need(config, options).token_bytes
     groups = [replace(options, tensor=tensor) for tensor in tensors]
@@ -180,7 +184,7 @@ def inspect_model(
         parameters=parameters,
         active_parameters=count_active(config, parameters),
         dtype=resolve_precision(options, config),
-        weight_bytes=parameters * element_bytes(config, options),
+        weight_bytes=measure_loaded(config, weights, options),
         kv_bytes_per_token=kv_bytes,
         layers=list_layers(config, kv_bytes),
         context_length=config.context_length,
@@ -242,7 +246,7 @@ def tensor_size(
     return TensorSize(
         tensor=options.tensor,
         possible=True,
-        weight_bytes=count_loaded(found, weights, options.tensor) * element_bytes(found, options),
+        weight_bytes=measure_loaded(found, weights, options),
         kv_bytes_per_token=estimate_need(found, options).token_bytes,
     )
 

@@ -8,10 +8,12 @@ import msgspec
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.loading.memory_need import MemoryNeed
 from mizzen.engine.loading.validate import resolve_precision
+from mizzen.inspection.advice import FEW_REQUESTS, can_store_fp8_cache, suggest_quantization
 from mizzen.inspection.gpus import GIB
 from mizzen.inspection.model_files import WeightFiles
 from mizzen.models.config import ModelConfig
 from mizzen.models.parameters import count_parameters
+from mizzen.models.weight_bytes import count_weight_bytes
 
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 RESERVED_BYTES = 256 << 20
@@ -36,6 +38,7 @@ class MemoryFit(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         full_requests: number of requests with the full context that fit together.
         fits: whether the engine can start.
         message: needed and available memory, with a remedy if the model does not fit.
+        advice: option that makes room for more requests, if the KV cache holds few; otherwise empty.
     """
 
     tensor: int
@@ -47,6 +50,7 @@ class MemoryFit(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     full_requests: int
     fits: bool
     message: str
+    advice: str = ""
 
 
 def element_bytes(config: ModelConfig, options: EngineOptions) -> int:
@@ -72,6 +76,18 @@ def count_loaded(config: ModelConfig, weights: WeightFiles | None, ranks: int = 
     if weights is None:
         return -(-config.transformers_parameters // ranks)
     return -(-(sum(weights.elements.values()) or weights.size // ELEMENT_BYTES[config.dtype]) // ranks)
+
+
+def measure_loaded(config: ModelConfig, weights: WeightFiles | None, options: EngineOptions) -> int:
+    """Return the bytes of the weights on one of `options.tensor` ranks; 0 if they are unknown.
+
+    If Transformers implements the model, `--quantization` is not taken into account, because it is not known
+    which layers can be quantized.
+    """
+    element = element_bytes(config, options)
+    if config.implementation == "native":
+        return count_weight_bytes(config, element, options.tensor)
+    return count_loaded(config, weights, options.tensor) * element
 
 
 def count_active(config: ModelConfig, loaded: int) -> int:
@@ -115,7 +131,7 @@ def fit_memory(
         context: Wanted number of prompt and output tokens of a request; the model's limit by default.
     """
     ranks = options.tensor
-    weight_bytes = count_loaded(config, weights, ranks) * element_bytes(config, options)
+    weight_bytes = measure_loaded(config, weights, options)
     need = estimate_need(config, options)
     step = need.step_bytes + need.graph_bytes + RESERVED_BYTES
     available = int(memory * options.memory_fraction)
@@ -125,6 +141,10 @@ def fit_memory(
     limit = context or config.context_length
     share = f"{options.memory_fraction} of {name}"
     remedy = LARGER_GPU if config.expert_width else MORE_GPUS
+    most = available - (RESERVED_BYTES if weight_bytes + RESERVED_BYTES > available else step)
+    if quantized := suggest_quantization(config, options, element_bytes(config, options), most, name):
+        option, size = quantized
+        remedy += f", or quantized weights: --quantization {option} needs {format_gib(size)} for them"
     message = describe_need(
         format_count(count_loaded(config, weights)), ranks, weight_bytes + RESERVED_BYTES, available, share
     )
@@ -151,7 +171,24 @@ def fit_memory(
         full_requests=tokens // limit,
         fits=fits,
         message=message,
+        advice=suggest_cache(config, options, tokens, limit, name) if tokens >= 2 else "",
     )
+
+
+def suggest_cache(config: ModelConfig, options: EngineOptions, tokens: int, limit: int, gpu: str) -> str:
+    """Return the advice to use an FP8 KV cache, if it pays; otherwise nothing.
+
+    Args:
+        config: Configuration of the model.
+        options: Options of the engine.
+        tokens: Tokens that fit into the KV cache.
+        limit: Number of tokens of a request of full length.
+        gpu: Name of the GPU.
+    """
+    if tokens >= FEW_REQUESTS * limit or not can_store_fp8_cache(config, options, gpu):
+        return ""
+    pages = 2 * tokens // options.page_size
+    return f"--kv-cache-dtype fp8 makes room for {pages * options.page_size:,} tokens"
 
 
 def format_gib(size: float) -> str:

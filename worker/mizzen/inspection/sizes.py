@@ -7,15 +7,16 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from mizzen.inspection.memory import count_loaded
+from mizzen.inspection.memory import ELEMENT_BYTES, count_loaded
 from mizzen.inspection.model_files import read_folder
 from mizzen.models.registry import read_model
+from mizzen.models.weight_bytes import count_weight_bytes
 
 logger = logging.getLogger(__name__)
 
 
 def read_sizes(folder: Path) -> dict[str, Any]:
-    """Return the number of parameters of a model and the data type in which its weights are saved.
+    """Return the number of parameters of a model, the data type of its weights, and their size if quantized.
 
     The result is empty if this version does not serve the model. Only the engine, whose version may differ,
     rejects the model.
@@ -26,7 +27,10 @@ def read_sizes(folder: Path) -> dict[str, Any]:
             return {}
         config = read_model(files.fields)
         count = count_loaded(config, files.weights)
-        return {"parameters": count, "dtype": config.dtype} if count else {}
+        sizes = {"parameters": count, "dtype": config.dtype}
+        if config.quantization.schemes:
+            sizes["weightBytes"] = count_weight_bytes(config, ELEMENT_BYTES[config.dtype])
+        return sizes if count else {}
     except Exception as error:  # the files are complete, whatever their config.json contains
         logger.info("the number of parameters is unknown: %s", error)
         return {}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from mizzen.inspection.gpus import GIB, MIB
 from mizzen.inspection.inspect_model import AttentionLayers, Inspection
-from mizzen.inspection.memory import format_count, format_gib
+from mizzen.inspection.memory import MemoryFit, format_count, format_gib
 
 NAME_WIDTH = 14
 IMPLEMENTATIONS = {"native": "by the native implementation", "transformers": "through Transformers"}
@@ -62,7 +62,7 @@ def _weight_rows(result: Inspection) -> Iterator[str]:
     yield from _row("parameters", f"{format_count(count)} ({count:,}){used}")
     if result.quantization:
         yield from _format_rows(result)
-    if result.weight_formats:
+        yield from _row("in memory", f"{_format_size(result.weight_bytes)} of weights")
         return
     files = "no files found, computed from config.json"
     if result.file_bytes is not None:
@@ -109,6 +109,8 @@ def _fit_table(result: Inspection) -> Iterator[str]:
     widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
     for row in (heads, *rows):
         yield "  " + _join(row, widths)
+    if first := next((fit for fit in result.memory_fits if fit.fits), None):
+        yield from _advice(first)
     for fit in result.memory_fits:
         if not fit.fits:
             yield f"  does not fit with --tensor {fit.tensor}: {fit.message}"
@@ -116,3 +118,8 @@ def _fit_table(result: Inspection) -> Iterator[str]:
 
 def _join(texts: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(text.rjust(width) for text, width in zip(texts, widths, strict=True))
+
+
+def _advice(fit: MemoryFit) -> Iterator[str]:
+    if fit.advice:
+        yield f"  with --tensor {fit.tensor}, {fit.advice}"

@@ -160,7 +160,8 @@ def build_model(
     with phases("kv"):
         context = options.context_length or config.context_length
         kv_dtype = resolve_kv_dtype(options, model.embedding.weight.dtype)
-        need = MemoryNeed.estimate(config, options, model.embedding.weight.element_size(), kv_dtype.itemsize)
+        element = model.embedding.weight.element_size()
+        need = MemoryNeed.estimate(model.config, options, element, kv_dtype.itemsize)
         upload = Uploader(device)
         key_scales = fold_checkpoint_kv_scales(options, model, kv_dtype)
 

@@ -12,6 +12,9 @@ from mizzen.engine.config import EngineOptions
 from mizzen.engine.graph_sizes import max_graph_rows, max_graph_tokens
 from mizzen.models.config import ModelConfig
 
+DEQUANTIZED_BYTES = 256 << 20
+"""Largest size of the temporary matrices into which kernels dequantize weights for large batches."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
@@ -36,7 +39,8 @@ class MemoryNeed:
         outputs in float32. Top-p sampling
         without a kernel sorts a row's logits with their indices and sums them in float64, which takes about
         ten times the size of the row in float32. Penalties need a count per slot and vocabulary token. With
-        several ranks, the logits gathered from all ranks are added.
+        several ranks, the logits gathered from all ranks are added, and for quantized weights temporary
+        matrices.
 
         Args:
             config: Shape of the model.
@@ -52,11 +56,12 @@ class MemoryNeed:
             width += (2 * config.experts.per_token + 4) * config.hidden_size
         heads = (3 * config.heads // sharing + 2 * kv_heads) * config.head_dim
         tokens = options.prefill_chunk_tokens + options.max_running_requests
+        dequantized = DEQUANTIZED_BYTES if config.quantization.schemes else 0
         logits = options.max_running_requests * config.vocab_size * (44 + element * (ranks > 1))
         rows, captured = max_graph_rows(options), max_graph_tokens(options)
         return cls(
             token_bytes=2 * config.layers * kv_heads * config.head_dim * (kv_element or element),
-            step_bytes=tokens * (width + heads) * element + logits,
+            step_bytes=tokens * (width + heads) * element + logits + dequantized,
             graph_bytes=captured * (width + heads) * element + rows * config.vocab_size * (element + 4),
         )
 

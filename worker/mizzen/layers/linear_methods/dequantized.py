@@ -81,8 +81,14 @@ class DequantizedLinear(LinearMethod):
         self._weight = None
 
     def format_bytes(self) -> Mapping[str, int]:
-        """Return the bytes of the weight in canonical form, by its format; empty before it is loaded."""
-        return self._format_bytes
+        """Return the bytes of the weight in canonical form and of the bias, by their formats.
+
+        The result is empty before the weight is loaded.
+        """
+        if self.bias is None or not self._format_bytes:
+            return self._format_bytes
+        name = str(self.bias.dtype).removeprefix("torch.")
+        return {**self._format_bytes, name: self.bias.numel() * self.bias.element_size()}
 
     def permute_rows(self, order: torch.Tensor) -> None:
         """Replace output row i by row order[i] (int64 [rows])."""
