@@ -389,9 +389,7 @@ packed_swap_ab(const __grid_constant__ TensorMap inputs, const unsigned char* co
 #endif
         __align__(16) float sums[BATCH / 2];
         multiply_all_stages(sums, at, first, steps);
-#if DEFER_PDL
-        asm volatile("griddepcontrol.launch_dependents;");
-#endif
+        // With DEFER_PDL nothing triggers the next kernel: its blocks start together when these blocks have ended.
         if (SCALING == TO_ROWS) scale_rows(sums, (const float*)scales, strips, place.tile);
         write_outputs(sums, stages, place, out, outputs, count);
     }

@@ -302,7 +302,7 @@ def packed_swap_ab_gemm(
         x: Input rows, bfloat16 [batch, columns], contiguous.
         out: Tensor for the result; by default a new one.
         swiglu: Whether to return silu(gate) * up, [batch, rows / 2], of a weight packed for it.
-        defer_pdl: Whether the next kernel may start only when this one has multiplied, instead of at once.
+        defer_pdl: Whether the next kernel may start only when this one has ended, instead of at once.
         config: Tiling; by default the measured or default one.
 
     Raises:

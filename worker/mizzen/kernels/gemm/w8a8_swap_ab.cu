@@ -242,9 +242,7 @@ w8a8_swap_ab(const __grid_constant__ TensorMap weights, const __grid_constant__ 
         const float* high = scales.weights + (size_t)(high_row / row_step) * scales.groups + (GROUPED ? first : 0);
         Sum sums[BATCH / 2];
         multiply_all_stages(sums, low, high, stages, full, empty, steps);
-#if DEFER_PDL
-        asm volatile("griddepcontrol.launch_dependents;");
-#endif
+        // With DEFER_PDL nothing triggers the next kernel: its blocks start together when these blocks have ended.
         // Writes the outputs through the shared memory of the stages, which are no longer read.
         const bool adds_bias = bias != 0 && k_split == 0;
         const float row_low = GROUPED ? 1 : __ldg(low), row_high = GROUPED ? 1 : __ldg(high);

@@ -286,7 +286,8 @@ def w8a8_swap_ab_gemm(
             only if the weight has them.
         out: Contiguous tensor for the result; by default a new one.
         swiglu: Whether to return silu(gate) * up, [batch, rows / 2].
-        defer_pdl: Whether to trigger PDL only after accumulation; see `swap_ab.swap_ab_gemm`.
+        defer_pdl: Whether the next kernel may start only when this one has ended; `swap_ab.swap_ab_gemm`
+            gives the reason.
         tile: Tiling; by default the measured or default one.
 
     Raises:
