@@ -95,14 +95,18 @@ class QuantizedWeight:
         first, stop, _ = rows.indices(self.rows)
         which = torch.arange(first, stop, device=self.scales.device) // self.row_step
         weight = self.unpack(rows)
+        steps = weight[:, None]
+        if self.columns % self.column_step == 0:
+            steps = weight.unflatten(1, (-1, self.column_step))
         if self.zeros is not None:
-            weight = weight.sub_(self._repeat_columns(self.zeros[which].float()))
+            steps.sub_(self._repeat_columns(self.zeros[which].float(), steps))
         elif zero := IMPLIED_ZEROS[self.codes]:
-            weight = weight.sub_(zero)
-        return weight.mul_(self._repeat_columns(self.scales[which].float()))
+            weight.sub_(zero)
+        steps.mul_(self._repeat_columns(self.scales[which].float(), steps))
+        return weight
 
-    def _repeat_columns(self, values: torch.Tensor) -> torch.Tensor:
-        """Return values [rows, column steps] as [rows, columns]."""
-        if values.shape[1] == 1:
-            return values
-        return values[:, :, None].expand(-1, -1, self.column_step).flatten(1)[:, : self.columns]
+    def _repeat_columns(self, values: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+        """Return values [rows, column steps] so that they broadcast with columns [rows, steps, columns]."""
+        if values.shape[1] == steps.shape[1]:
+            return values[:, :, None]
+        return values[:, :, None].expand(-1, -1, self.column_step).flatten(1)[:, None, : self.columns]
