@@ -76,7 +76,7 @@ def is_w8a8(spec: LinearSpec, scheme: WeightScheme) -> bool:
     if not isinstance(scheme, Fp8Weights | Int8Weights) or scheme.activations is None:
         return False
     activations, columns = scheme.activations, spec.columns
-    if not activations.symmetric or columns % 16 or spec.rows % 8:
+    if not activations.symmetric or columns % 16 or spec.rows % (16 if spec.swiglu else 8):
         return False
     match scheme.scale_shape:
         case ScaleShape.TENSOR | ScaleShape.CHANNEL:
@@ -85,7 +85,9 @@ def is_w8a8(spec: LinearSpec, scheme: WeightScheme) -> bool:
             block = scheme.block if isinstance(scheme, Fp8Weights) else None
             grouped = activations.scales is ActivationScales.TOKEN_GROUP
             sizes = (block[1], activations.group_size) if block else ()
-            return grouped and sizes == (GROUP_COLUMNS, GROUP_COLUMNS)
+            # A rank whose columns begin within a block would have scales for fewer columns.
+            aligned = not any(part.columns.start % GROUP_COLUMNS for part in spec.parts)
+            return grouped and aligned and sizes == (GROUP_COLUMNS, GROUP_COLUMNS)
         case _:
             return False
 
@@ -128,7 +130,7 @@ class W8A8Linear(DequantizedLinear):
             split_rows(weight, 1)
         weight.scales = weight.scales.float().contiguous()
         grouped = weight.scales.shape[1] > 1
-        if weight.order is not None or not supports(weight.values, grouped=grouped, swiglu=self.spec.swiglu):
+        if not supports(weight.values, grouped=grouped, swiglu=self.spec.swiglu):
             return
         self.operands = Operands(
             weight=W8A8Weight(
