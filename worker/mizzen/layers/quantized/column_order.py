@@ -76,7 +76,11 @@ def order_columns(parts: Sequence[StoredPart], scheme: PackedIntegers, device: t
 
 
 def sort_columns(indices: torch.Tensor, device: torch.device) -> ColumnOrder:
-    """Return the order that sorts columns by their groups (int64 [parts, columns]) in all parts."""
+    """Return the order that sorts columns by their groups (int64 [parts, columns]) in all parts.
+
+    Layers with the same inputs have the same groups in real checkpoints. If they differ, few columns or only
+    one belong to the same groups in all parts, so that scales need more memory, but stay exact.
+    """
     order = torch.arange(indices.shape[1])
     for groups in indices.unique(dim=0).flip(0):
         order = order[torch.argsort(groups[order], stable=True)]

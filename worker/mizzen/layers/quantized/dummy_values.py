@@ -12,7 +12,7 @@ import math
 import torch
 
 from mizzen.layers.weight_target import DummyFill
-from mizzen.quantization.schemes import Fp8Weights, Int8Weights, PackedIntegers, Packing, WeightScheme
+from mizzen.quantization.schemes import Fp8Weights, PackedIntegers, Packing, WeightScheme
 
 INPUT_SCALE = 0.05
 """Static scale of inputs, with which FP8 inputs up to 22 do not saturate."""
@@ -46,9 +46,14 @@ def choose_fill(scheme: WeightScheme, suffix: str, columns: int) -> float | Dumm
 
 
 def _code_size(scheme: WeightScheme) -> float:
-    if isinstance(scheme, Fp8Weights):
-        return E4M3_SIZE
-    return INT8_SIZE if isinstance(scheme, Int8Weights) or getattr(scheme, "bits", 8) == 8 else INT4_SIZE
+    """Return the root of the mean square of q - z."""
+    match scheme:
+        case Fp8Weights():
+            return E4M3_SIZE
+        case PackedIntegers(bits=4):
+            return INT4_SIZE
+        case _:
+            return INT8_SIZE
 
 
 def _round_scale(scheme: WeightScheme, scale: float) -> float:
