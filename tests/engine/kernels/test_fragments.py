@@ -7,29 +7,8 @@ import pytest
 import torch
 
 from mizzen.kernels.gemm.fragments import ScaleLayout, expand_scales, pack_weight, unpack_weight
-from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
-
-
-def make_weight(
-    codes: Codes, rows: int, columns: int, row_step: int = 1, column_step: int = 0, *, zeros: bool = False
-) -> QuantizedWeight:
-    """Return a weight with random codes, scales (1 : 10 : 0.01) and, with `zeros`, zero points."""
-    generator = torch.Generator().manual_seed(rows * columns + row_step)
-    column_step = column_step or columns
-    shape = (-(-rows // row_step), -(-columns // column_step))
-    width = columns // 2 if codes is Codes.UINT4 else columns
-    values = torch.randint(256, (rows, width), generator=generator, dtype=torch.uint8)
-    if codes is Codes.E4M3:
-        values = torch.where(values & 127 == 127, 0, values).view(torch.float8_e4m3fn)
-    elif codes is Codes.INT8:
-        values = values.view(torch.int8)
-    factors = torch.tensor([1.0, 10.0, 0.01])[torch.randint(3, shape, generator=generator)]
-    scales = factors * (0.5 + torch.rand(shape, generator=generator))
-    high = 16 if codes is Codes.UINT4 else 256
-    z = torch.randint(high, shape, generator=generator, dtype=torch.uint8) if zeros else None
-    return QuantizedWeight(
-        codes=codes, values=values, scales=scales, row_step=row_step, column_step=column_step, zeros=z
-    )
+from mizzen.layers.quantized.canonical import Codes
+from random_weights import make_weight
 
 
 @pytest.mark.parametrize("swiglu", [False, True])
@@ -63,8 +42,7 @@ def test_packed_weights_unpack_to_the_dequantized_weight(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_scales_of_groups_keep_their_dtype_and_those_of_rows_are_float32(dtype: torch.dtype) -> None:
-    weight = make_weight(Codes.UINT4, 64, 256, column_step=128)
-    weight.scales = weight.scales.to(dtype)
+    weight = make_weight(Codes.UINT4, 64, 256, column_step=128, dtype=dtype)
     packed = pack_weight(weight)
     assert (packed.scale_layout, packed.scales.dtype) == (ScaleLayout.GROUP, dtype)
     weight.scales, weight.column_step = weight.scales[:, :1], 256

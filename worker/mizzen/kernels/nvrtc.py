@@ -142,7 +142,7 @@ def compile_in_parallel(kernels: Iterable[KernelSpec], device: int, threads: int
 
 @functools.cache
 def allow_shared_memory(function: Any, shared_bytes: int) -> None:
-    """Raise a kernel's limit on dynamic shared memory per block to `shared_bytes`.
+    """Raise a kernel's limit on dynamic shared memory per block to `shared_bytes`, unless it is higher.
 
     Raises:
         CompileError: the device does not have that much shared memory per block.
@@ -150,10 +150,9 @@ def allow_shared_memory(function: Any, shared_bytes: int) -> None:
     from cuda.bindings import driver
 
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    check_status(
-        (*driver.cuFuncSetAttribute(function, attribute, shared_bytes), None),
-        "raising the limit on shared memory",
-    )
+    action = "raising the limit on shared memory"
+    if check_status(driver.cuFuncGetAttribute(attribute, function), action) < shared_bytes:
+        check_status((*driver.cuFuncSetAttribute(function, attribute, shared_bytes), None), action)
 
 
 def can_compile(

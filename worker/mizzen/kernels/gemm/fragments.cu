@@ -51,17 +51,11 @@ struct ZeroPair {
 };
 
 #if CODES == UINT4
-// Shifts a word right by 4 * i bits. Multiplications take some of this work off the pipeline of logic instructions, which
-// limits the conversion; the compiler must not know that gridDim.z is 1.
-__device__ __forceinline__ unsigned shift_nibbles(unsigned word, int i) {
-    return i > 0 && i <= SHIFTS_BY_MULTIPLYING ? __umulhi(word, gridDim.z << (32 - 4 * i)) : word >> (4 * i);
-}
-
 // Converts k-step `step` of 64 columns: a[i] = q - z.
 __device__ __forceinline__ void convert_fragment(unsigned* a, const unsigned* words, int step, ZeroPair zeros) {
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        a[i] = subtract_bf16x2(mask_and_set(shift_nibbles(words[step], i), 0x000f000fu, 0x43004300u), i % 2 ? zeros.lower : zeros.upper);
+        a[i] = subtract_bf16x2(mask_and_set(words[step] >> (4 * i), 0x000f000fu, 0x43004300u), i % 2 ? zeros.lower : zeros.upper);
 }
 #else
 // Converts k-step `step` of 32 columns. Only INT8 with HAS_ZEROS has zero points.

@@ -64,7 +64,8 @@ class PackedWeight:
     values: torch.Tensor
     """q: uint8 [strips, chunks, 4, 32, 16]; a chunk is 64 columns (4 bits) or 32 columns (8 bits).
 
-    In padding columns, q is the zero point; in padding rows, the scale is 0."""
+    In padding columns, q is the code nearest to the zero point; in padding rows, the scale is 0. Kernels must
+    set padding columns of x to 0."""
     scales: torch.Tensor
     """s, arranged by `scale_layout`."""
     scale_layout: ScaleLayout
@@ -228,6 +229,8 @@ def _pack_values(weight: QuantizedWeight, source: torch.Tensor) -> torch.Tensor:
         padding = torch.full_like(q[:, :1], IMPLIED_ZEROS[weight.codes])
         if weight.zeros is not None:
             padding = weight.zeros[some.clamp(min=0) // weight.row_step, -1:]
+            if weight.codes is Codes.UINT4:
+                padding = padding.clamp(max=15)
         q = torch.cat((q, padding.expand(-1, columns - weight.columns)), dim=1)
         if weight.codes is Codes.UINT8:
             q = q ^ UINT8_OFFSET

@@ -198,7 +198,6 @@ class KernelPlan:
             ("SCALE_ROWS", traits.scale_rows),
             ("SCALE_TYPE", SCALE_NUMBERS[traits.scale_dtype]),
             ("HAS_ZEROS", int(traits.has_zeros)),
-            ("SHIFTS_BY_MULTIPLYING", 0),
             ("SWIGLU", int(swiglu)),
             ("DEFER_PDL", int(defer_pdl)),
         )

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tilings of GEMMs over packed weights fit the GPU, and every kernel they need compiles without spills."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from random_weights import make_weight
+
+pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
+triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton")
+
+from mizzen.kernels import nvrtc  # noqa: E402
+from mizzen.kernels.gemm import packed_small  # noqa: E402
+from mizzen.kernels.gemm.fragments import ScaleLayout, pack_weight  # noqa: E402
+from mizzen.kernels.gemm.packed_small import SM_COUNT, PackedFormat, SmallTileConfig, select_tile_config  # noqa: E402
+from mizzen.layers.quantized.canonical import Codes  # noqa: E402
+
+HOPPER = (9, 0)
+DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+FORMATS = {
+    "int4": (Codes.UINT4, ScaleLayout.GROUP, torch.bfloat16, 128),
+    "int4 by 32": (Codes.UINT4, ScaleLayout.GROUP, torch.float32, 32),
+    "int8": (Codes.INT8, ScaleLayout.ROW, torch.float32, 0),
+    "int8 by 128": (Codes.INT8, ScaleLayout.GROUP, torch.float16, 128),
+    "fp8 in blocks": (Codes.E4M3, ScaleLayout.OCTET, torch.float32, 128),
+    "fp8": (Codes.E4M3, ScaleLayout.ROW, torch.float32, 0),
+}
+SHAPES = [
+    (24576, 4096, True),
+    (4096, 12288, False),
+    (6144, 4096, False),
+    (4096, 4096, False),
+    (51200, 5120, True),
+    (3584, 18944, False),
+    (1536, 4096, False),
+    (64, 64, False),
+    (640, 1088, True),
+]
+
+
+def make_format(name: str, rows: int, columns: int, *, swiglu: bool, zeros: bool = False) -> PackedFormat:
+    codes, layout, dtype, group = FORMATS[name]
+    return PackedFormat(
+        codes=codes,
+        strips=-(-rows // 64),
+        columns=columns,
+        layout=layout,
+        dtype=dtype,
+        has_zeros=zeros,
+        group_columns=group,
+        swiglu=swiglu,
+    )
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_batch_has_a_tiling_that_fits_the_gpu(name: str) -> None:
+    for rows, columns, swiglu in SHAPES:
+        for zeros in (False, True):
+            weight = make_format(name, rows, columns, swiglu=swiglu, zeros=zeros)
+            for count in range(1, 17):
+                config = select_tile_config(weight, count)
+                assert config is not None and config.supports(weight, count), (weight, count)
+                blocks = -(-weight.strips * 4 // config.tiles // config.units) * config.split_k
+                assert blocks <= SM_COUNT * config.blocks_per_sm, (weight, count)
+
+
+def test_rows_of_x_that_do_not_fit_in_shared_memory_have_no_tiling() -> None:
+    weight = make_format("int4", 4096, 65536, swiglu=False)
+    assert select_tile_config(weight, 1) is not None
+    assert select_tile_config(weight, 16) is None
+
+
+def test_tilings_with_too_few_columns_slots_or_rows_are_refused() -> None:
+    weight = make_format("int4", 4096, 4096, swiglu=False)
+    config = SmallTileConfig(4, 1, 1, 8, 2, 4)
+    assert config.supports(weight, 1)
+    assert not replace(config, slots=1).supports(weight, 1)
+    assert not replace(config, slots=8).supports(weight, 1)
+    assert not replace(config, split_k=8).supports(weight, 1)
+    assert not replace(config, tiles=2, split_k=4).supports(weight, 1)
+    assert not config.supports(replace(weight, columns=64), 1)
+    assert not config.supports(replace(weight, group_columns=96), 1)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("count", [1, 8, 16])
+def test_kernels_compile_without_spills_and_load_weights_before_the_pdl_wait(
+    name: str, count: int, tmp_path: Path
+) -> None:
+    if not DISASSEMBLER.exists():
+        pytest.skip("there is no disassembler here")
+    for rows, columns, swiglu in SHAPES[:4]:
+        weight = make_format(name, rows, columns, swiglu=swiglu)
+        config = select_tile_config(weight, count)
+        assert config is not None
+        defines = packed_small.compile_definitions(weight, config, count)
+        path = tmp_path / "kernel.cubin"
+        path.write_bytes(nvrtc.compile_cubin(packed_small.SOURCE, "packed_small", defines, HOPPER))
+
+        def dump(option: str, path: Path = path) -> str:
+            command = [DISASSEMBLER, option, path]
+            return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+        assert "STACK:0 " in dump("--dump-resource-usage"), (weight, config)
+        order = re.findall(r"\b(UBLKCP|ACQBULK|HMMA\.16816)", dump("--dump-sass"))
+        assert order.index("UBLKCP") < order.index("ACQBULK") < order.index("HMMA.16816")
+
+
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_gemms_load_exactly_the_kernels_compiled_at_start_up(
+    swiglu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, launches = set(), []
+    monkeypatch.setattr(packed_small, "load_kernel", lambda *kernel: loaded.add(kernel[:-1]))
+    monkeypatch.setattr(packed_small, "launch", lambda *arguments, **options: launches.append(options))
+    packed = pack_weight(make_weight(Codes.UINT4, 512, 4096, 1, 128, dtype=torch.bfloat16), swiglu=swiglu)
+    for count in range(1, packed_small.MAX_BATCH + 1):
+        x = torch.zeros((count, 4096), dtype=torch.bfloat16)
+        out = packed_small.packed_small_gemm(packed, x, swiglu=swiglu)
+        assert out.shape == (count, 256 if swiglu else 512)
+    assert loaded == packed_small.kernel_specs(packed, range(1, 257))
+    assert len(loaded) == 3 and len(launches) == packed_small.MAX_BATCH
