@@ -37,10 +37,18 @@ def tensors(tmp_path: Path) -> dict[str, torch.Tensor]:
     return contents
 
 
+@pytest.mark.parametrize("short", [0, 13, 8192])
+@pytest.mark.parametrize("block", [100, 400])
 def test_file_ranges_are_slices_of_tensors(
-    tensors: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    block: int,
+    short: int,
+    tensors: dict[str, torch.Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(streaming, "BLOCK", 100)
+    """Runs below `short` bytes are read together with the bytes between them."""
+    monkeypatch.setattr(streaming, "BLOCK", block)
+    monkeypatch.setattr(streaming, "SHORT_RUN", short)
     header = SafetensorsHeader(tmp_path / "x.safetensors")
     targets = [
         target("a", tensors["a"], slice(0, 31)),
@@ -57,6 +65,8 @@ def test_file_ranges_are_slices_of_tensors(
     ]
     pieces = [header.file_range(expected) for expected in targets]
     assert None not in pieces
+    together = [piece.reads_gaps for piece in pieces if piece is not None]
+    assert together.count(True) == {0: 0, 13: 1, 8192: 4}[short]
     ranges: list[int] = []
     stream_to_device([piece for piece in pieces if piece is not None], ranges.append)
     for expected in targets:

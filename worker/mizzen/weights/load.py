@@ -2,7 +2,7 @@
 """Loads safetensors checkpoints straight into a model's merged, sharded parameters.
 
 `mizzen.engine.loading.model_setup` calls it with the model's `WeightTarget`s. Each rank reads only its own
-shards.
+shards, and the bytes between the short parts of a matrix's rows.
 """
 
 from __future__ import annotations

@@ -14,7 +14,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.lib.stride_tricks import as_strided
 
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.weights.checkpoint_files import read_header
@@ -24,6 +26,11 @@ BLOCK = 16 << 20
 """Maximum size of a block in bytes; a thread reads one block at a time."""
 BUFFERS_PER_THREAD = 2
 """Number of blocks that a thread keeps in flight."""
+SHORT_RUN = 8 << 10
+"""Length in bytes below which runs are not read one by one, because a read takes longer than the bytes
+between two runs."""
+MAX_STRIDES = 16
+"""Maximum distance of short runs, in runs, up to which the bytes between them are read, too."""
 DTYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
@@ -48,6 +55,28 @@ class FileRange:
     """Length in bytes of each run, if the bytes are in equally spaced runs; 0 if they are contiguous."""
     stride: int = 0
     """Number of bytes from the start of one run to the start of the next."""
+
+    @property
+    def reads_gaps(self) -> bool:
+        """Whether the bytes between runs are read as well, so that one read suffices for many runs."""
+        return 0 < self.run_bytes < SHORT_RUN and self.stride <= MAX_STRIDES * self.run_bytes
+
+    def read(self, descriptor: int, buffer: np.ndarray) -> None:
+        """Fill the beginning of `buffer`, uint8 [`BLOCK`], with the bytes from an open file.
+
+        Raises:
+            OSError: the file cannot be read, or is truncated.
+        """
+        size = len(self.destination)
+        run = self.run_bytes or size
+        if not self.reads_gaps:
+            for index, first in enumerate(range(0, size, run)):
+                into = buffer[first : first + run].data
+                read_exactly(descriptor, into, self.start + index * self.stride, self.path)
+            return
+        count = size // run
+        read_exactly(descriptor, buffer[: (count - 1) * self.stride + run].data, self.start, self.path)
+        buffer[:size].reshape(count, run)[:] = as_strided(buffer, (count, run), (self.stride, 1))
 
 
 class SafetensorsHeader:
@@ -103,7 +132,8 @@ class SafetensorsHeader:
 def split_into_blocks(file_ranges: list[FileRange]) -> Iterator[FileRange]:
     """Split file ranges into ranges of at most `BLOCK` bytes."""
     for file_range in file_ranges:
-        runs = max(1, BLOCK // file_range.run_bytes) if file_range.run_bytes else 0
+        space = file_range.stride if file_range.reads_gaps else file_range.run_bytes
+        runs = max(1, BLOCK // space) if space else 0
         step = runs * file_range.run_bytes or BLOCK
         for first in range(0, len(file_range.destination), step):
             start = first // file_range.run_bytes * file_range.stride if file_range.run_bytes else first
@@ -137,15 +167,9 @@ class ThreadBuffers(threading.local):
         if (event := self.copied[self.next_buffer]) is not None:
             event.synchronize()
         size = len(file_range.destination)
-        buffer = self.buffers[self.next_buffer][:size]
-        view, run = buffer.numpy().data, file_range.run_bytes or size
-        for index, first in enumerate(range(0, size, run)):
-            read_exactly(
-                descriptor,
-                view[first : first + run],
-                file_range.start + index * file_range.stride,
-                file_range.path,
-            )
+        buffer = self.buffers[self.next_buffer]
+        file_range.read(descriptor, buffer.numpy())
+        buffer = buffer[:size]
         with torch.inference_mode():
             if self.stream is None:
                 file_range.destination.copy_(buffer)
