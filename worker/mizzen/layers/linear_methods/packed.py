@@ -2,9 +2,9 @@
 """Quantized weights with unquantized inputs, on a Hopper GPU.
 
 Once loaded, the weight is packed into the fragment layout (`mizzen.kernels.gemm.fragments`), the only copy.
-Small batches use a kernel that dequantizes it in registers, `packed_swap_ab`. For larger batches, the whole
-weight is dequantized into a temporary bfloat16 matrix, which takes a small share of the GEMM's time, and
-multiplied by the kernels of unquantized weights.
+Small batches use kernels that dequantize it in registers: `packed_small` for up to 16 rows of x, and
+`packed_swap_ab` for more. For larger batches, the whole weight is dequantized into a temporary bfloat16
+matrix, which takes a small share of the GEMM's time, and multiplied by the kernels of unquantized weights.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ class PackedLinear(DequantizedLinear):
     def __init__(self, spec: LinearSpec, scheme: WeightScheme) -> None:
         super().__init__(spec, scheme)
         self.packed: PackedWeight | None = None
+        self.max_small_batch = 0
+        """Largest number of rows of x for `packed_small`."""
+        self.max_batch = 0
+        """Largest number of rows of x for `packed_swap_ab`."""
         self.defer_pdl = spec.kind is LinearKind.COLUMN
         self.supports_prefill_swiglu = False
         self.fuses_prefill_swiglu = False
@@ -50,7 +54,7 @@ class PackedLinear(DequantizedLinear):
 
         packed = pack_weight(self.weight, swiglu=self.spec.swiglu and self.bias is None)
         if supports_packed(packed):
-            self.packed = packed
+            self._keep(packed)
             self.supports_prefill_swiglu = supports_fused_prefill(packed)
             self.fuses_prefill_swiglu = self.supports_prefill_swiglu
             self.release_weight()
@@ -62,9 +66,17 @@ class PackedLinear(DequantizedLinear):
             return
         from mizzen.kernels.gemm.packed_rows import scale_packed_rows
 
-        self.packed = scale_packed_rows(self.packed, rows, factor)
+        self._keep(scale_packed_rows(self.packed, rows, factor))
         if bias and self.bias is not None:
             self.bias[rows].mul_(factor)
+
+    def _keep(self, packed: PackedWeight) -> None:
+        """Keep a packed weight, and determine which batches the kernels on it multiply."""
+        from mizzen.kernels.gemm import packed_small, packed_swap_ab
+
+        self.packed = packed
+        self.max_small_batch = packed_small.max_batch(packed)
+        self.max_batch = packed_swap_ab.max_batch(packed)
 
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply x [tokens, columns]; return [tokens, rows], in `out` if given."""
@@ -72,10 +84,10 @@ class PackedLinear(DequantizedLinear):
         if packed is None:
             return super().apply(x, out)
         x = order_columns(packed, x)
-        if packed.swiglu or len(x) > max_packed_batch(packed):
+        if packed.swiglu or len(x) > self.max_batch:
             return self._apply_dequantized(packed, x, out)
         target = out if out is not None and out.is_contiguous() else None
-        product = packed_gemm(packed, x, target, defer_pdl=self.defer_pdl)
+        product = self._multiply_packed(packed, x, target)
         if self.bias is not None:
             product.add_(self.bias)
         return product if out is None or out is target else out.copy_(product)
@@ -86,13 +98,24 @@ class PackedLinear(DequantizedLinear):
         if packed is None or not (swiglu and packed.swiglu):
             return super().apply_glu(x, activation)
         x = order_columns(packed, x)
-        if len(x) <= max_packed_batch(packed):
-            return packed_gemm(packed, x, None, swiglu=True)
+        if len(x) <= self.max_batch:
+            return self._multiply_packed(packed, x, None, swiglu=True)
         if self.fuses_prefill_swiglu:
             _, weight = next(dequantized_tiles(packed))
             product = prefill_swiglu(weight, x)
             return activation.gate(torch.mm(x, weight.t())) if product is None else product
         return activation.gate(self._apply_dequantized(packed, x, None))
+
+    def _multiply_packed(
+        self, packed: PackedWeight, x: torch.Tensor, out: torch.Tensor | None, *, swiglu: bool = False
+    ) -> torch.Tensor:
+        """Multiply a small batch x without the bias; return [tokens, rows], or with SwiGLU half the rows."""
+        from mizzen.kernels.gemm import packed_small, packed_swap_ab
+
+        if len(x) <= self.max_small_batch:
+            return packed_small.packed_small_gemm(packed, x, out, swiglu=swiglu)
+        defer_pdl = self.defer_pdl and not swiglu
+        return packed_swap_ab.packed_swap_ab_gemm(packed, x, out, swiglu=swiglu, defer_pdl=defer_pdl)
 
     def _apply_dequantized(
         self, packed: PackedWeight, x: torch.Tensor, out: torch.Tensor | None
@@ -114,7 +137,7 @@ class PackedLinear(DequantizedLinear):
     def add_to_residual(self, residual: torch.Tensor, x: torch.Tensor) -> bool:
         """Multiply a large batch x [tokens, columns], and add the product to `residual` in place."""
         packed = self.packed
-        if packed is None or self.bias is not None or packed.swiglu or len(x) <= max_packed_batch(packed):
+        if packed is None or self.bias is not None or packed.swiglu or len(x) <= self.max_batch:
             return False
         x = order_columns(packed, x)
         for (rows,), tile in dequantized_tiles(packed):
@@ -129,13 +152,15 @@ class PackedLinear(DequantizedLinear):
         packed = self.packed
         if packed is None:
             return set()
-        from mizzen.kernels.gemm import gate_up_swiglu, packed_swap_ab
+        from mizzen.kernels.gemm import gate_up_swiglu, packed_small, packed_swap_ab
         from mizzen.kernels.quantization import dequantize_packed
 
-        largest = max_packed_batch(packed)
-        sizes = {size for size in set(batch_sizes) or range(16, largest + 1, 16) if size <= largest}
+        sizes = set(batch_sizes) or {*range(1, self.max_small_batch + 1), *range(16, self.max_batch + 1, 16)}
+        small = {size for size in sizes if size <= self.max_small_batch}
+        swap = {size for size in sizes if self.max_small_batch < size <= self.max_batch}
         defer_pdl = self.defer_pdl and not packed.swiglu
-        specs = packed_swap_ab.kernel_specs(packed, sizes, defer_pdl=defer_pdl)
+        specs = packed_small.kernel_specs(packed, small)
+        specs |= packed_swap_ab.kernel_specs(packed, swap, defer_pdl=defer_pdl)
         specs.add(dequantize_packed.kernel_spec(packed))
         if self.fuses_prefill_swiglu:
             specs.add(gate_up_swiglu.kernel_spec())
@@ -147,7 +172,7 @@ class PackedLinear(DequantizedLinear):
 
 
 def supports_packed(packed: PackedWeight) -> bool:
-    """Return whether the kernels for all batch sizes support a packed weight."""
+    """Return whether the kernels support a packed weight; `packed_small` is optional."""
     from mizzen.kernels.gemm import packed_swap_ab
     from mizzen.kernels.quantization import dequantize_packed
 
@@ -162,13 +187,6 @@ def supports_fused_prefill(packed: PackedWeight) -> bool:
     return supports_prefill_swiglu(element.expand(packed.rows, packed.columns))
 
 
-def max_packed_batch(packed: PackedWeight) -> int:
-    """Return the largest number of rows of x that the kernels on packed weights multiply."""
-    from mizzen.kernels.gemm import packed_swap_ab
-
-    return packed_swap_ab.max_batch(packed)
-
-
 def order_columns(packed: PackedWeight, x: torch.Tensor) -> torch.Tensor:
     """Return x [tokens, columns], contiguous, with its columns in the order of the weight's columns."""
     if packed.order is None:
@@ -176,20 +194,6 @@ def order_columns(packed: PackedWeight, x: torch.Tensor) -> torch.Tensor:
     from mizzen.kernels.quantization.gather import gather_columns
 
     return gather_columns(x, packed.order)
-
-
-def packed_gemm(
-    packed: PackedWeight,
-    x: torch.Tensor,
-    out: torch.Tensor | None,
-    *,
-    swiglu: bool = False,
-    defer_pdl: bool = False,
-) -> torch.Tensor:
-    """Multiply a small batch x by a packed weight; return [tokens, rows], with SwiGLU [tokens, rows / 2]."""
-    from mizzen.kernels.gemm import packed_swap_ab
-
-    return packed_swap_ab.packed_swap_ab_gemm(packed, x, out, swiglu=swiglu, defer_pdl=defer_pdl)
 
 
 def dequantized_tiles(packed: PackedWeight) -> Iterator[tuple[tuple[slice, ...], torch.Tensor]]:
