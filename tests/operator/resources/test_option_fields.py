@@ -44,6 +44,7 @@ FULL: dict[str, Any] = {
         "credentialsSecretRef": {"name": "token", "key": "token"},
         "endpoint": "https://hub.example",
     },
+    "engine": {**SPEC["engine"], "quantization": "FP8"},
     "parallelism": {"tensor": 4},
     "accelerator": {"resourceName": "nvidia.com/gpu", "nodeSelector": {}, "perPod": 2},
     "podTemplate": {"imagePullSecrets": [], "tolerations": []},
