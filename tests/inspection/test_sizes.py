@@ -26,6 +26,13 @@ def test_sizes_of_a_served_model(tmp_path: Path) -> None:
     }
 
 
+def test_sizes_of_quantized_weights(tmp_path: Path) -> None:
+    """Embedding, head and norms stay in bfloat16, and blocks of 128 x 128 have a scale of 4 bytes."""
+    found = sizes(tmp_path, KNOWN["Qwen/Qwen3-8B-FP8"]["config"])
+    linear = 36 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 12288)
+    assert found["weightBytes"] == 2 * (8190735360 - linear) + linear + linear // 128**2 * 4
+
+
 @pytest.mark.parametrize("name", ["openai/gpt-oss-20b", "deepseek-ai/DeepSeek-V3"])
 def test_a_model_that_is_not_served_has_no_sizes(name: str, tmp_path: Path) -> None:
     assert sizes(tmp_path, KNOWN[name]["config"]) == {}

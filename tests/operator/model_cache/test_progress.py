@@ -77,12 +77,18 @@ def test_the_sizes_of_a_fetched_model_are_kept_in_the_status(service: Make) -> N
     one = service()
     begun = Download(cache_location(one), "hf://a/b", cache_folder(one))
     result = {"revision": COMMIT, "bytes": 7, "files": 1, "parameters": 9 * 10**9, "dtype": "float32"}
+    result |= {"weightBytes": 5 * 10**9}
     done = finish_download(begun, result, "2026-01-01T00:00:00Z")
     assert (done.parameters, done.dtype, done.percent) == (9 * 10**9, "float32", 100)
     status = done.as_status()
     assert (status["parameters"], status["dtype"]) == (9 * 10**9, "float32")
+    assert status["weightBytes"] == done.weight_bytes == 5 * 10**9
     again = load_finished_download(replace(one, status={"model": status}))
-    assert again is not None and (again.parameters, again.dtype) == (9 * 10**9, "float32")
+    assert again is not None and (again.parameters, again.dtype, again.weight_bytes) == (
+        9 * 10**9,
+        "float32",
+        5 * 10**9,
+    )
 
 
 @pytest.mark.parametrize("sizes", [{}, {"parameters": "many", "dtype": 1}, {"parameters": -1, "dtype": None}])
