@@ -18,7 +18,7 @@ triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton
 
 from mizzen.kernels import nvrtc  # noqa: E402
 from mizzen.kernels.gemm import packed_small  # noqa: E402
-from mizzen.kernels.gemm.fragments import ScaleLayout, pack_weight  # noqa: E402
+from mizzen.kernels.gemm.fragments import PackedWeight, ScaleLayout, chunk_columns, pack_weight  # noqa: E402
 from mizzen.kernels.gemm.packed_small import SM_COUNT, PackedFormat, SmallTileConfig, select_tile_config  # noqa: E402
 from mizzen.layers.quantized.canonical import Codes  # noqa: E402
 
@@ -127,3 +127,35 @@ def test_gemms_load_exactly_the_kernels_compiled_at_start_up(
         assert out.shape == (count, 256 if swiglu else 512)
     assert loaded == packed_small.kernel_specs(packed, range(1, 257))
     assert len(loaded) == 3 and len(launches) == packed_small.MAX_BATCH
+
+
+@pytest.mark.parametrize(
+    ("codes", "rows", "columns", "expected"),
+    [
+        (Codes.UINT4, 24576, 4096, 8),
+        (Codes.UINT4, 1024, 65536, 1),
+        (Codes.INT8, 4096, 4096, 4),
+        (Codes.INT8, 24576, 4096, 0),
+        (Codes.INT8, 128, 100, 0),
+    ],
+)
+def test_the_largest_batch_is_that_at_which_the_kernel_was_fastest(
+    codes: Codes, rows: int, columns: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_small, "is_hopper_or_later", lambda device: device.type == "meta")
+    chunk = chunk_columns(codes)
+    weight = PackedWeight(
+        codes=codes,
+        rows=rows,
+        columns=columns,
+        group_columns=columns,
+        values=torch.empty((rows // 64, -(-columns // 64) * 64 // chunk, 4, 32, 16), device="meta").byte(),
+        scales=torch.empty(rows, device="meta"),
+        scale_layout=ScaleLayout.ROW,
+        zeros=None,
+        swiglu=False,
+        order=None,
+    )
+    assert packed_small.max_batch(weight) == expected
+    monkeypatch.setattr(packed_small, "is_hopper_or_later", lambda device: False)
+    assert packed_small.max_batch(weight) == 0

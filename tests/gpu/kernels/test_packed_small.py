@@ -15,6 +15,7 @@ from mizzen.kernels.gemm.packed_small import (
     SmallTileConfig,
     format_of,
     kernel_specs,
+    max_batch,
     packed_small_gemm,
     supports,
 )
@@ -193,5 +194,5 @@ def test_weights_that_are_packed_otherwise_are_refused() -> None:
     with pytest.raises(ValueError, match="does not support"):
         packed_small_gemm(packed, normal(1, 128), swiglu=True, config=SmallTileConfig(4, 1, 8, 8, 1, 2))
     grouped = pack_weight(on_gpu(make_weight(Codes.INT8, 128, 192, 1, 96)))
-    assert not supports(grouped)
+    assert not supports(grouped) and max_batch(grouped) == 0
     assert not supports(replace(packed, columns=100))
