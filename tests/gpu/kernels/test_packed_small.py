@@ -109,7 +109,7 @@ def test_products_equal_exact_ones(
         SmallTileConfig(4, 1, 1, 8, 2, 2),
         SmallTileConfig(4, 3, 1, 4, 3, 2),
         SmallTileConfig(4, 7, 1, 8, 2, 1),
-        SmallTileConfig(4, 2, 2, 8, 1, 4),
+        SmallTileConfig(4, 1, 2, 8, 1, 4),
         SmallTileConfig(4, 5, 4, 8, 3, 1),
         SmallTileConfig(4, 1, 4, 16, 2, 2),
         SmallTileConfig(2, 3, 1, 8, 2, 4),
@@ -122,12 +122,15 @@ def test_products_equal_exact_ones(
 @pytest.mark.parametrize("codes", [Codes.UINT4, Codes.E4M3])
 def test_products_are_exact_with_every_tiling(codes: Codes, config: SmallTileConfig) -> None:
     row_step, dtype = (1, BF16) if codes is Codes.UINT4 else (128, F32)
+    supported = 0
     for rows, columns, swiglu in [(832, 2048, False), (1024, 1024, True), (640, 2304, True)]:
         weight = on_gpu(make_weight(codes, rows, columns, row_step, 128, dtype=dtype))
         packed = pack_weight(weight, swiglu=swiglu)
         for count in (1, 5, 8, 13, 16):
             if config.supports(format_of(packed), count):
+                supported += 1
                 check(packed, weight.dequantize().double(), count, config)
+    assert supported >= 10
 
 
 def test_a_row_of_the_result_depends_on_its_row_of_x_alone() -> None:
@@ -183,7 +186,7 @@ def test_start_up_compiles_every_kernel_that_is_used() -> None:
     specs = kernel_specs(packed, range(1, 65))
     for count in range(1, MAX_BATCH + 1):
         assert kernel_specs(packed, [count]) <= specs
-    assert len(specs) == 2
+    assert 1 < len(specs) <= 3
     assert not kernel_specs(packed, [MAX_BATCH + 1])
 
 
@@ -191,7 +194,7 @@ def test_weights_that_are_packed_otherwise_are_refused() -> None:
     packed = pack_weight(on_gpu(make_weight(Codes.INT8, 128, 128)), swiglu=True)
     with pytest.raises(ValueError, match="packed for True; pack it again"):
         packed_small_gemm(packed, normal(1, 128))
-    with pytest.raises(ValueError, match="does not support"):
+    with pytest.raises(ValueError, match="no tiling supports"):
         packed_small_gemm(packed, normal(1, 128), swiglu=True, config=SmallTileConfig(4, 1, 8, 8, 1, 2))
     grouped = pack_weight(on_gpu(make_weight(Codes.INT8, 128, 192, 1, 96)))
     assert not supports(grouped) and max_batch(grouped) == 0

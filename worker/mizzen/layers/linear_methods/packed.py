@@ -2,9 +2,10 @@
 """Quantized weights with unquantized inputs, on a Hopper GPU.
 
 Once loaded, the weight is packed into the fragment layout (`mizzen.kernels.gemm.fragments`), the only copy.
-Small batches use kernels that dequantize it in registers: `packed_small` for up to 16 rows of x, and
-`packed_swap_ab` for more. For larger batches, the whole weight is dequantized into a temporary bfloat16
-matrix, which takes a small share of the GEMM's time, and multiplied by the kernels of unquantized weights.
+Small batches use kernels that dequantize it in registers: `packed_small` for a few rows of x where it is the
+fastest, and `packed_swap_ab` for more. For larger batches, the whole weight is dequantized into a temporary
+bfloat16 matrix, which takes a small share of the GEMM's time, and multiplied by the kernels of unquantized
+weights.
 """
 
 from __future__ import annotations
