@@ -4,6 +4,8 @@
 The check computes a lower bound of the memory that each rank needs: the rank's share of the weights, and a
 little for activations, CUDA graphs and one KV page. If a model fails the check, it can never start, so no
 pods are created. A model that passes may still be too large; the engine then reports this when it starts.
+A declared number of parameters does not say whether the weights are quantized, so until the model is fetched
+only those are refused that would not fit in 4 bits either.
 Nothing is checked unless the spec or its accelerator profile declares the GPU's memory, and the number of
 parameters is declared or known from the fetched model. `mizzen inspect` says the same about a model before
 it is deployed.
@@ -23,6 +25,8 @@ BYTES_PER_DTYPE = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes per parameter of a fetched model, if its dtype is not changed, by the data type of its weights."""
 BYTES_WHEN_QUANTIZED = {"FP8": 1, "INT8": 1, "W4A16": 0.5}
 """Lower bound of the bytes per parameter, by the value of spec.engine.quantization: all weights quantized."""
+BYTES_IN_4_BITS = 0.5
+"""Lower bound of the bytes per parameter of a checkpoint that may be quantized: 4 bits is the least."""
 ROUNDED_UP = 0.9995
 """Share of a unit from which a number with three digits is rounded up to the unit."""
 RESERVED_BYTES = 256 * 2**20
@@ -68,14 +72,10 @@ def check_gpu_memory(
     declared = not parameters
     count = float(parameters) or (float(service.parameters[:-1]) * PARAMETER_UNITS[service.parameters[-1]])
     shown = service.parameters if declared else _format_count(parameters)
-    element = BYTES_PER_PARAMETER[service.model.dtype]
-    if service.model.dtype == "Auto":
-        element = BYTES_PER_DTYPE.get(dtype, element)
     memory = int(service.gpu_memory[:-2]) * MEMORY_UNITS[service.gpu_memory[-2:]]
-    element = BYTES_WHEN_QUANTIZED.get(service.engine.quantization, element)
-    weights = (weight_bytes or count * element) / service.tensor
     available = memory * float(service.engine.memory_fraction)
-    needed = weights + RESERVED_BYTES
+    weights = weight_bytes or count * _bytes_per_parameter(service, dtype)
+    needed = weights / service.tensor + RESERVED_BYTES
     figures = (
         f"{shown} parameters on {service.tensor} {'GPU' if service.tensor == 1 else 'GPUs'} need at least "
         f"{_format_gib(needed)} of each, and may use {_format_gib(available)}: "
@@ -83,9 +83,28 @@ def check_gpu_memory(
     )
     if needed <= available:
         return MemoryCheck(True, figures)
+    if declared and service.engine.quantization == "Auto":
+        needed = count * BYTES_IN_4_BITS / service.tensor + RESERVED_BYTES
+        if needed <= available:
+            only = f"only a quantized checkpoint may fit: 4-bit weights need at least {_format_gib(needed)}"
+            return MemoryCheck(True, f"{figures}; {only}")
+        figures += f"; even 4-bit weights need at least {_format_gib(needed)}"
     wrong = f"{'spec.model.parameters or ' if declared else ''}{service.gpu_memory_field}"
     advice = f"raise spec.parallelism.tensor, or correct {wrong}"
     return MemoryCheck(False, f"{figures}; {advice}; {ONE_GPU}")
+
+
+def _bytes_per_parameter(service: InferenceService, dtype: str) -> float:
+    """Return a lower bound of the bytes per parameter in memory.
+
+    Args:
+        service: the service.
+        dtype: data type of the fetched weights; empty if it is unknown.
+    """
+    if service.engine.quantization != "Auto":
+        return BYTES_WHEN_QUANTIZED[service.engine.quantization]
+    element = BYTES_PER_PARAMETER[service.model.dtype]
+    return BYTES_PER_DTYPE.get(dtype, element) if service.model.dtype == "Auto" else element
 
 
 def _origin(service: InferenceService) -> str:

@@ -128,12 +128,13 @@ def test_a_recorded_revision_keeps_the_values_of_its_profile() -> None:
 
 
 def test_the_fit_check_uses_the_memory_of_the_profile() -> None:
-    model = {**SPEC["model"], "parameters": "70B"}
+    model = {**SPEC["model"], "parameters": "200B"}
     fit = check_gpu_memory(applied(model=model))
     assert fit is not None and not fit.fits
     assert "0.9 of 80Gi (acceleratorProfiles.h100.memory);" in fit.message
     assert "or correct spec.model.parameters or acceleratorProfiles.h100.memory;" in fit.message
-    fit = check_gpu_memory(applied(model=model, accelerator={"memory": "192Gi"}))
+    smaller = {**model, "parameters": "70B"}
+    fit = check_gpu_memory(applied(model=smaller, accelerator={"memory": "192Gi"}))
     assert fit is not None and fit.fits and fit.message.endswith("0.9 of 192Gi")
 
 

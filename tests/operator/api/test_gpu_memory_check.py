@@ -23,12 +23,12 @@ from mizzen_operator.api.gpu_memory_check import check_gpu_memory
     ("parameters", "dtype", "tensor", "memory", "fits"),
     [
         ("8.2B", "Auto", 1, "141Gi", True),
-        ("70B", "BFloat16", 1, "141Gi", False),
-        ("70B", "BFloat16", 2, "141Gi", True),
-        ("8B", "Auto", 1, "16Gi", False),
-        ("3B", "Float32", 1, "12Gi", False),
-        ("1T", "Auto", 8, "141Gi", False),
-        ("135M", "Auto", 1, "512Mi", False),  # the reserve counts
+        ("280B", "BFloat16", 1, "141Gi", False),
+        ("280B", "BFloat16", 2, "141Gi", True),
+        ("32B", "Auto", 1, "16Gi", False),
+        ("24B", "Float32", 1, "12Gi", False),
+        ("3T", "Auto", 8, "141Gi", False),
+        ("135M", "Auto", 1, "256Mi", False),  # the reserve counts
         ("135M", "Auto", 1, "768Mi", True),
     ],
 )
@@ -46,6 +46,63 @@ def test_the_minimum_memory_is_compared_with_the_memory_that_an_engine_may_use(
     assert f"0.90 of {memory}" in result.message
     assert ("raise spec.parallelism.tensor" in result.message) == (not fits)
     assert ("through Transformers needs spec.parallelism.tensor 1" in result.message) == (not fits)
+
+
+@in_cluster
+@pytest.mark.parametrize(
+    ("parameters", "dtype", "memory", "figures", "in_4_bits"),
+    [
+        ("8B", "Auto", "16Gi", "15.2 GiB of each, and may use 14.4 GiB: 0.90 of 16Gi", "4.0 GiB"),
+        ("8B", "Float32", "24Gi", "30.1 GiB of each, and may use 21.6 GiB: 0.90 of 24Gi", "4.0 GiB"),
+        ("70B", "BFloat16", "80Gi", "130.6 GiB of each, and may use 72.0 GiB: 0.90 of 80Gi", "32.8 GiB"),
+    ],
+)
+def test_a_model_that_may_be_quantized_is_not_refused_before_it_is_fetched(
+    service: Any, parameters: str, dtype: str, memory: str, figures: str, in_4_bits: str
+) -> None:
+    demo = service(model={"parameters": parameters, "dtype": dtype}, accelerator={"memory": memory})
+    result = check_gpu_memory(demo)
+    assert result is not None and result.fits
+    assert result.message == (
+        f"{parameters} parameters on 1 GPU need at least {figures}; only a quantized checkpoint may fit: "
+        f"4-bit weights need at least {in_4_bits}"
+    )
+    fetched = check_gpu_memory(demo, int(parameters[:-1]) * 10**9, "bfloat16")
+    assert fetched is not None and not fetched.fits
+    assert "4-bit" not in fetched.message
+
+
+@in_cluster
+def test_a_model_is_refused_before_it_is_fetched_if_4_bit_weights_do_not_fit(service: Any) -> None:
+    result = check_gpu_memory(service(model={"parameters": "405B"}, accelerator={"memory": "141Gi"}))
+    assert result is not None and not result.fits
+    assert "754.6 GiB of each, and may use 126.9 GiB: 0.90 of 141Gi; even 4-bit weights need at least " in (
+        result.message
+    )
+    assert "188.8 GiB; raise spec.parallelism.tensor, or correct spec.model.parameters" in result.message
+
+
+@in_cluster
+@pytest.mark.parametrize(
+    ("quantization", "memory", "needed", "fits"),
+    [
+        ("FP8", "80Gi", "65.4 GiB", True),
+        ("INT8", "80Gi", "65.4 GiB", True),
+        ("W4A16", "80Gi", "32.8 GiB", True),
+        ("FP8", "48Gi", "65.4 GiB", False),
+        ("W4A16", "24Gi", "32.8 GiB", False),
+    ],
+)
+def test_declared_parameters_count_as_spec_engine_quantization_stores_them(
+    service: Any, quantization: str, memory: str, needed: str, fits: bool
+) -> None:
+    demo = service(
+        model={"parameters": "70B"}, accelerator={"memory": memory}, engine={"quantization": quantization}
+    )
+    result = check_gpu_memory(demo)
+    assert result is not None and result.fits == fits
+    assert f"70B parameters on 1 GPU need at least {needed} of each" in result.message
+    assert "4-bit" not in result.message
 
 
 @in_cluster
@@ -145,7 +202,7 @@ def test_a_model_that_cannot_fit_gets_no_pod_and_old_groups_keep_serving(
     api: Any, node: Any, operators: Any, namespace: str, minimal: Any, eventually: Any
 ) -> None:
     gateway = {"replicas": 1}
-    body = minimal(model={"parameters": "70B"}, accelerator={"memory": "80Gi"}, gateway=gateway)
+    body = minimal(model={"parameters": "200B"}, accelerator={"memory": "80Gi"}, gateway=gateway)
     body["metadata"]["namespace"] = namespace
     api.create(body)
 
@@ -159,13 +216,14 @@ def test_a_model_that_cannot_fit_gets_no_pod_and_old_groups_keep_serving(
         return api.list("Pod", namespace, "mizzen.dev/component=engine")
 
     eventually(lambda: condition("Scheduled")["reason"] == condition("Failed")["reason"] == "WillNotFit", 60)
-    assert "70B parameters on 1 GPU need at least 130.6 GiB" in condition("Scheduled")["message"]
+    assert "200B parameters on 1 GPU need at least 372.8 GiB" in condition("Scheduled")["message"]
+    assert "even 4-bit weights need at least 93.4 GiB" in condition("Scheduled")["message"]
     eventually(lambda: condition("GatewayReady")["status"] == "True", 60)
     assert engines() == []
     api.patch("InferenceService", namespace, "demo", {"spec": {"accelerator": {"memory": "180Gi"}}})
     eventually(lambda: condition("Ready")["status"] == "True", 90)
     [first] = engines()
-    assert "70B parameters" in condition("Scheduled")["message"]
+    assert "only a quantized checkpoint may fit: 4-bit weights need" in condition("Scheduled")["message"]
     # A revision that cannot fit: the old group serves on, and is recreated after a loss.
     wrong = {"model": {"parameters": "700B"}, "engine": {"pageSize": 32}}
     api.patch("InferenceService", namespace, "demo", {"spec": wrong})
