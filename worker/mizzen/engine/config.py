@@ -30,7 +30,8 @@ class EngineOptions:
     device: str = option("cuda", "Device that the model runs on", choices=("cuda", "cpu"))
     dtype: str = option(
         "auto",
-        "Precision of weights and KV cache; auto is the checkpoint's precision on cuda and float32 on cpu",
+        "Precision of weights and KV cache; auto is the checkpoint's precision on cuda, bfloat16 for "
+        "quantized weights there, and float32 on cpu",
         choices=("auto", "bfloat16", "float16", "float32"),
     )
     load_format: str = option(

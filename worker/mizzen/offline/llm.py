@@ -100,8 +100,8 @@ class LLM:
             model: Folder with config.json, the tokenizer and safetensors; "demo" for the packaged demo model.
             skip_tokenizer: Whether to use only token ids; `Completion.text` then stays empty.
             device: Device that the model runs on; by default cuda if there is a GPU, and otherwise cpu.
-            dtype: Precision of weights and KV cache; auto is the checkpoint's precision on cuda and
-                float32 on cpu.
+            dtype: Precision of weights and KV cache; auto is the checkpoint's precision on cuda,
+                bfloat16 for quantized weights there, and float32 on cpu.
             load_format: Source of the weights; dummy fills them with seeded random values.
             quantization: Quantization of the weights while an unquantized checkpoint is loaded: fp8 (e4m3,
                 with quantized activations), int8 or w4a16 (4-bit integers in groups of 128), by rounding

@@ -106,9 +106,11 @@ def make_model(
         config = with_expert_layout(config, Path(options.model))
         if options.quantization == AS_STORED:
             config = with_stored_schemes(config, Path(options.model))
+    dtype = resolve_dtype(options, config)
+    log_precision(options, config, dtype)
     build = BuildContext(
         device=group.config.device if group else torch.device(options.device),
-        dtype=resolve_dtype(options, config),
+        dtype=dtype,
         mesh=Mesh(Axis(group.rank, group.size)) if group else Mesh(),
         make_linear=choose_linear(
             config.quantization,
@@ -144,6 +146,19 @@ def make_model(
             group.barrier("loaded")  # the check sums over ranks, and must not wait for their weights
         check_transformers_model(model, build.device)
     return model
+
+
+def log_precision(options: EngineOptions, config: ModelConfig, dtype: torch.dtype) -> None:
+    """Log that quantized weights get another data type on a GPU than the checkpoint has, if so."""
+    name = str(dtype).removeprefix("torch.")
+    if options.dtype == "auto" and options.device == "cuda" and name != config.dtype:
+        log.info(
+            "the model computes in %s, as the kernels of quantized weights do, although the checkpoint was "
+            "saved in %s; --dtype %s would be slow",
+            name,
+            config.dtype,
+            config.dtype,
+        )
 
 
 def measure_weights(model: ServedModel, methods: Iterable[LinearMethod]) -> dict[str, int]:

@@ -16,7 +16,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 def resolve_dtype(options: EngineOptions, config: ModelConfig) -> torch.dtype:
-    """Return the data type of weights and activations."""
+    """Return the data type of unquantized weights and of activations."""
     return DTYPES[resolve_precision(options, config)]
 
 

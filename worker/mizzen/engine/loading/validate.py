@@ -18,10 +18,21 @@ from mizzen.quantization.online import AS_STORED, choose_quantization
 
 
 def resolve_precision(options: EngineOptions, config: ModelConfig) -> str:
-    """Return the data type of the weights, by its name in torch (such as "bfloat16")."""
+    """Return the data type of unquantized weights and activations, by its name in torch (such as "bfloat16").
+
+    On GPUs, `auto` is bfloat16 for quantized weights, whose kernels compute in bfloat16, even if the
+    checkpoint was saved in float16, as many in AWQ and GPTQ were.
+    """
     if options.dtype != "auto":
         return options.dtype
-    return config.dtype if options.device == "cuda" else "float32"
+    if options.device != "cuda":
+        return "float32"
+    return "bfloat16" if has_quantized_weights(options, config) else config.dtype
+
+
+def has_quantized_weights(options: EngineOptions, config: ModelConfig) -> bool:
+    """Return whether the model has quantized weights, in its checkpoint or once they are loaded."""
+    return bool(config.quantization.schemes) or options.quantization != AS_STORED
 
 
 def check_model(options: EngineOptions, config: ModelConfig) -> None:
