@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers whose weights and inputs are multiplied in 8 bits on a GPU, and the methods of other devices."""
+"""Layers whose weights and inputs are multiplied in 8 bits on a GPU, their scales, and other devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from mizzen.layers.linear_methods.base import LinearKind, LinearPart, LinearSpec
 from mizzen.layers.linear_methods.dequantized import DequantizedLinear
 from mizzen.layers.linear_methods.quantized_gpu import make_quantized_linear
-from mizzen.layers.linear_methods.w8a8 import is_w8a8
+from mizzen.layers.linear_methods.w8a8 import W8A8Linear, is_w8a8
 from mizzen.quantization.schemes import (
     Activations,
     ActivationScales,
@@ -21,6 +21,7 @@ from mizzen.quantization.schemes import (
     ScaleShape,
     WeightScheme,
 )
+from mizzen.weights.load import fill_dummy
 
 TOKEN = Activations(scales=ActivationScales.TOKEN)
 STATIC = Activations(scales=ActivationScales.STATIC)
@@ -93,3 +94,35 @@ def test_shapes_that_the_kernels_do_not_support() -> None:
 
 def test_weights_on_the_cpu_are_dequantized() -> None:
     assert type(make_quantized_linear(make_spec(), fp8(ScaleShape.CHANNEL, TOKEN))) is DequantizedLinear
+
+
+BOUNDED = Activations(scales=ActivationScales.TOKEN, upper_bound=1200.0)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        fp8(ScaleShape.TENSOR, STATIC),
+        fp8(ScaleShape.CHANNEL, BOUNDED),
+        Int8Weights(scale_shape=ScaleShape.CHANNEL, activations=STATIC),
+    ],
+)
+def test_inputs_that_are_divided_keep_their_codes(scheme: Fp8Weights | Int8Weights) -> None:
+    """The scale of a KV cache's values divides the inputs of the output projection, which may exceed 448."""
+    method = W8A8Linear(make_spec(), scheme)
+    with torch.inference_mode():
+        fill_dummy(method.targets(), seed=0, progress=lambda done, total: None)
+        method.finish()
+        before, weight = read_inputs(method), method.weight.dequantize()
+        method.absorb_input_factor(2.0**-6)
+    scale, bound = read_inputs(method)
+    assert (scale, bound) == (before[0] * 64, before[1] * 64)
+    assert scale or bound
+    assert torch.equal(method.weight.dequantize(), weight / 64)
+
+
+def read_inputs(method: W8A8Linear) -> tuple[float, float]:
+    """Return the static scale of the inputs that the kernels use, 0 for none, and their upper bound."""
+    assert method.operands is not None
+    form = method.operands.inputs
+    return 0.0 if form.static_scale is None else form.static_scale.item(), form.upper_bound

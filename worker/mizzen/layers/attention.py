@@ -112,7 +112,7 @@ class SelfAttention:
         else:  # the norm cancels factors of the projection
             self.qk_norm.scale(keys, 1 / keys)
         qkv.scale_rows(slice(first_value, None), 1 / values)
-        output.scale_rows(slice(None), values, bias=False)
+        output.absorb_input_factor(values)
 
     def __call__(
         self,

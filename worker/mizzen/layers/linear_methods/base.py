@@ -125,6 +125,14 @@ class LinearMethod(ABC):
         It may be called after `finish`, but not after a graph was captured.
         """
 
+    def absorb_input_factor(self, factor: float) -> None:
+        """Multiply the weights, but not the biases, by a power of two by which all later inputs are divided.
+
+        It may be called when `scale_rows` may be. Methods that quantize inputs by stored scales must divide
+        these scales, too.
+        """
+        self.scale_rows(slice(None), factor, bias=False)
+
     def finish(self) -> None:  # noqa: B027 (optional)
         """Prepare the loaded weights for the kernels, before any graph is captured."""
 

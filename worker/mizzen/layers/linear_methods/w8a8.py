@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -121,6 +121,19 @@ class W8A8Linear(DequantizedLinear):
         super().scale_rows(rows, factor, bias=bias)
         if self.operands is not None:
             self._prepare()
+
+    def absorb_input_factor(self, factor: float) -> None:
+        """Multiply the weights by a power of two by which all later inputs are divided.
+
+        The static scale of the inputs, or their upper bound, is divided by it, so that the codes stay the
+        same.
+        """
+        weight = self.weight
+        weight.input_scale /= factor
+        if weight.activations is not None and weight.activations.upper_bound is not None:
+            bound = weight.activations.upper_bound / factor
+            weight.activations = replace(weight.activations, upper_bound=bound)
+        super().absorb_input_factor(factor)
 
     def _prepare(self) -> None:
         from mizzen.kernels.gemm.w8a8_swap_ab import W8A8Weight, supports
