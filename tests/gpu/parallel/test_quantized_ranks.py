@@ -19,10 +19,11 @@ from quantized_formats import FORMATS
 from quantized_twins import quantize_twin
 
 pytestmark = tensor_kit.several_gpus
-MEAN_BOUND, BOUND = 0.1, 1.0
-"""Bounds of differences in nats: their mean, and the largest. Inputs of a rank get scales of their own, and a
-difference of one unit in the last place of bfloat16 can change a code. A wrong shard changes the log
-probabilities by far more: they differ by several nats from token to token."""
+MEAN_BOUND, BOUND = 0.25, 1.5
+"""Bounds of differences in nats: their mean, and the largest. A rank's inputs get scales of their own, or stay
+unquantized if the rank's rows begin within a block, so FP8 codes differ: an emulation on the CPU gave means of
+0.13 (blocks), 0.10 (channels) and 0.04 (INT8), and at most 0.6. With a wrong shard, the mean would be about the
+standard deviation of the log probabilities, 1.4."""
 
 
 @pytest.mark.parametrize("name", ["fp8-blocks", "ct-fp8-channel", "ct-int8", "awq-64", "gptq-act-order"])
@@ -35,6 +36,6 @@ def test_two_ranks_equal_one(name: str, tmp_path: Path) -> None:
     two = np.concatenate(run_in_process(quantized_log_probabilities, folder, 2))
     differences = np.abs(one - two)
     print(f"{name}: {differences.mean():.4f} {differences.max():.3f}")
-    assert one.std() > 5 * MEAN_BOUND
+    assert one.std() > 4 * MEAN_BOUND
     assert differences.mean() < MEAN_BOUND
     assert differences.max() < BOUND
