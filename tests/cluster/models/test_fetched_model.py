@@ -14,7 +14,7 @@ import pytest
 
 from model_servers import Hub
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NAME = "fetched"
 SPACE = "fetched"
 """Namespace of the test. It is not restricted, because Pod Security `restricted` forbids HostPath volumes."""

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Services with quantized weights and with a mixture of experts, on a real API server with real engines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+from local_node_kit import Space, eventually, pod_url
+from prometheus_client.parser import text_string_to_metric_families
+
+from demo_model import QUESTION, trained_answer
+from family_twins import save_twin
+
+ROOT = Path(__file__).parents[3]
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
+
+
+def serve(space: Space, name: str, source: str, **engine: Any) -> None:
+    """Create a service with one group on the CPU, and wait until it is ready."""
+    spec = {
+        "model": {"source": source},
+        "engine": {"device": "CPU", **engine},
+        "gateway": {"replicas": 1},
+        "accelerator": {"nodeSelector": {}},
+    }
+    space.create("InferenceService", name, "mizzen.dev/v1alpha1", spec=spec)
+    space.wait(f"infsvc/{name}", "condition=Ready", 100)
+
+
+def set_quantization(space: Space, name: str, value: str) -> None:
+    patch = json.dumps({"spec": {"engine": {"quantization": value}}})
+    space.kubectl("patch", "infsvc", name, "--type=merge", "-p", patch)
+
+
+def ask(space: Space, name: str) -> str | None:
+    url = space.cluster.url(name, space.name)
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
+    answer = client.chat.completions.create(
+        model=name, messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=64
+    )
+    return answer.choices[0].message.content
+
+
+def weight_bytes(space: Space, name: str) -> dict[str, float]:
+    """Return the bytes of weights by format that the service's engine exports."""
+    selector = f"mizzen.dev/service={name},mizzen.dev/component=engine"
+    [pod] = space.get("pods", "-l", selector)["items"]
+    with urllib.request.urlopen(f"{pod_url(pod)}/metrics", timeout=10) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        samples = [sample for family in families for sample in family.samples]
+    metric = "mizzen_engine_weights_format_bytes"
+    return {sample.labels["format"]: sample.value for sample in samples if sample.name == metric}
+
+
+def test_a_service_whose_weights_are_quantized_while_they_are_loaded_answers_and_shows_the_format(
+    space: Space,
+) -> None:
+    serve(space, "int8", "file:///opt/mizzen/models/demo", quantization="INT8")
+    assert ask(space, "int8") == trained_answer(QUESTION)
+    shown = "Online: INT8, a scale for each channel"
+    eventually(lambda: space.get("infsvc", "int8")["status"].get("model") == {"quantization": shown})
+    head, row = space.kubectl("get", "infsvc", "int8", "-o", "wide").splitlines()
+    assert row[head.index("QUANTIZATION") :].startswith(shown)
+    found = weight_bytes(space, "int8")
+    assert {name for name, size in found.items() if size} == {"int8", "float32"}
+    space.kubectl(
+        "patch",
+        "infsvc",
+        "int8",
+        "--type=merge",
+        "-p",
+        json.dumps({"spec": {"engine": {"quantization": "Auto"}}}),
+    )
+    eventually(lambda: "model" not in space.get("infsvc", "int8")["status"], 120)
+
+
+@pytest.fixture
+def experts() -> Iterator[Path]:
+    """Yield a folder with a tiny random mixture of experts, and the tokenizer of the demo model."""
+    tokens = {"vocab_size": 1024, "bos_token_id": 0, "eos_token_id": 5, "pad_token_id": 1}
+    with tempfile.TemporaryDirectory(
+        dir="/var/tmp", prefix="mizzen-"
+    ) as folder:  # not in /tmp, because each pod has its own /tmp
+        save_twin(Path(folder), "qwen3-moe", dtype=torch.bfloat16, max_position_embeddings=2048, **tokens)
+        for name in TOKENIZER:
+            shutil.copy(ROOT / "models/demo" / name, folder)
+        yield Path(folder)
+
+
+def test_a_mixture_of_experts_is_served_and_refused_with_quantization(space: Space, experts: Path) -> None:
+    serve(space, "experts", f"file://{experts}")
+    assert ask(space, "experts")
+    assert {name for name, size in weight_bytes(space, "experts").items() if size} == {"float32"}
+    set_quantization(space, "experts", "FP8")
+
+    def failed() -> str:
+        conditions = space.get("infsvc", "experts")["status"]["conditions"]
+        return next(c["message"] for c in conditions if c["type"] == "Failed")
+
+    eventually(lambda: "not supported for mixtures of experts" in failed(), 120)
+    assert "spec.engine.quantization" in failed()
+    assert ask(space, "experts")  # the old group serves on
