@@ -68,7 +68,8 @@ def test_codes_scales_and_zero_points_count(source: dict[str, Any], linear_bytes
 
 def test_quantized_weights_leave_more_room_for_the_kv_cache() -> None:
     plain, online = (inspect("24", quantization=name).memory_fits[0] for name in ("auto", "w4a16"))
-    saved = plain.weight_bytes - online.weight_bytes - DEQUANTIZED_BYTES
+    # Eager steps and graphs have temporary matrices of their own.
+    saved = plain.weight_bytes - online.weight_bytes - 2 * DEQUANTIZED_BYTES
     assert online.kv_bytes - plain.kv_bytes == pytest.approx(saved, rel=0.01)
 
 

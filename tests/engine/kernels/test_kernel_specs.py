@@ -16,9 +16,11 @@ from mizzen.engine.loading import warmup
 from mizzen.layers.activation import ActivationFunction
 from mizzen.layers.context import BuildContext
 from mizzen.layers.embedding import Head, TiedHead, TokenEmbedding
-from mizzen.layers.linear_methods.base import LinearKind, LinearSpec
+from mizzen.layers.linear_methods.base import LinearKind, LinearPart, LinearSpec
 from mizzen.layers.linear_methods.small_batch import SmallBatchLinear
+from mizzen.layers.linear_methods.w8a8 import Operands, W8A8Linear
 from mizzen.models.block import Activation
+from mizzen.quantization.schemes import Activations, ActivationScales, Fp8Layout, Fp8Weights, ScaleShape
 
 pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
 pytest.importorskip("triton", reason="this PyTorch comes without Triton")
@@ -30,7 +32,8 @@ from mizzen.kernels.attention.flash_decode_triton import (
     QKVPrep,
     SplitWorkspace,
 )
-from mizzen.kernels.gemm import gate_up_swiglu, hopper, small_m, swap_ab
+from mizzen.kernels.gemm import gate_up_swiglu, hopper, small_m, swap_ab, w8a8_swap_ab
+from mizzen.kernels.quantization.inputs import InputFormat
 
 Specs = set[tuple[Any, ...]]
 
@@ -75,6 +78,57 @@ def test_linear_layers_load_exactly_the_kernels_compiled_at_start_up(
             method.apply_glu(x, silu) if swiglu else method.apply(x)
     assert len(loaded_specs) == (17 if swiglu else 3)
     assert loaded_specs == method.kernel_specs(batch_sizes, activation=silu if swiglu else None)
+
+
+def test_eager_steps_of_w8a8_layers_load_no_kernel_that_was_not_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Blocks of scales end the kernel with SwiGLU at 96 rows, and the one without it at 128."""
+    specs: Specs = set()
+    monkeypatch.setattr(w8a8_swap_ab, "load_kernel", lambda *kernel: specs.add(kernel[:-1]))
+    monkeypatch.setattr(w8a8_swap_ab, "launch", lambda *launch, **options: None)
+    for name in ("make_tensor_map", "make_weight_map"):
+        monkeypatch.setattr(w8a8_swap_ab, name, lambda *dims, **options: None)
+    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda tensor: 0)
+    device, rows, columns = torch.device("meta"), 24576, 4096
+    part = LinearPart(
+        name="layer", first_row=0, rows=slice(0, rows), columns=slice(0, columns), shape=(rows, columns)
+    )
+    spec = LinearSpec(
+        parts=(part,),
+        rows=rows,
+        columns=columns,
+        bias=False,
+        kind=LinearKind.COLUMN,
+        swiglu=True,
+        dtype=torch.bfloat16,
+        device=device,
+    )
+    activations = Activations(scales=ActivationScales.TOKEN_GROUP, group_size=128)
+    scheme = Fp8Weights(
+        scale_shape=ScaleShape.BLOCK,
+        block=(128, 128),
+        activations=activations,
+        layout=Fp8Layout.HUGGING_FACE,
+    )
+    method = W8A8Linear(spec, scheme)
+    codes = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=device)
+    scales = torch.empty(rows // 128, columns // 128, device=device)
+    method.operands = Operands(
+        weight=w8a8_swap_ab.W8A8Weight(values=codes, scales=scales, row_step=128),
+        inputs=InputFormat(dtype=codes.dtype, grouped=True),
+        library_bias=None,
+        uses_library=True,
+    )
+    silu = ActivationFunction(BuildContext(device=device, dtype=spec.dtype), Activation.SILU)
+    for count in range(1, 129):
+        values = torch.empty(count, columns, dtype=codes.dtype, device=device)
+        inputs = w8a8_swap_ab.QuantizedInputs(
+            values=values, scales=torch.empty(columns // 128, -(-count // 4) * 4, device=device)
+        )
+        method._multiply_glu(method.operands, inputs, silu)
+    assert len(specs) == 9
+    assert specs == method.kernel_specs((1, 2, 4, 8), activation=silu)
 
 
 @pytest.mark.parametrize("tied", [False, True])

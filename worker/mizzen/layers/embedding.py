@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from mizzen.layers.context import BuildContext
 from mizzen.layers.linear_methods.base import LinearKind, LinearPart
+from mizzen.layers.linear_methods.dequantized import DequantizedLinear
 from mizzen.layers.linear_methods.small_batch import (
     gemm_kernel_specs,
     max_small_batch,
@@ -175,10 +176,11 @@ class Head:
     def kernel_specs(self, batch_sizes: Iterable[int]) -> set[KernelSpec]:
         """Return the specs of the kernels for these batch sizes.
 
-        The result is empty with several ranks: they use cuBLAS, because they write strided rows to rank 0's
-        memory.
+        Unquantized heads on several ranks have none: they use cuBLAS, because they write strided rows to rank
+        0's memory.
         """
-        return self.method.kernel_specs(batch_sizes) if self.collectives.size == 1 else set()
+        uses_own_kernels = self.collectives.size == 1 or isinstance(self.method, DequantizedLinear)
+        return self.method.kernel_specs(batch_sizes) if uses_own_kernels else set()
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the logits [rows, vocab] for x [rows, hidden], in `out` if given."""

@@ -14,6 +14,8 @@ from mizzen.models.config import ModelConfig
 
 DEQUANTIZED_BYTES = 256 << 20
 """Largest size of the temporary matrices into which kernels dequantize weights for large batches."""
+MAX_DIRECT_ROWS = 256
+"""Largest number of rows for which kernels multiply by quantized weights without such a matrix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class MemoryNeed:
         without a kernel sorts a row's logits with their indices and sums them in float64, which takes about
         ten times the size of the row in float32. Penalties need a count per slot and vocabulary token. With
         several ranks, the logits gathered from all ranks are added, and for quantized weights temporary
-        matrices.
+        matrices, which graphs of large batches have in their own memory.
 
         Args:
             config: Shape of the model.
@@ -62,7 +64,9 @@ class MemoryNeed:
         return cls(
             token_bytes=2 * config.layers * kv_heads * config.head_dim * (kv_element or element),
             step_bytes=tokens * (width + heads) * element + logits + dequantized,
-            graph_bytes=captured * (width + heads) * element + rows * config.vocab_size * (element + 4),
+            graph_bytes=captured * (width + heads) * element
+            + rows * config.vocab_size * (element + 4)
+            + (dequantized if captured > MAX_DIRECT_ROWS else 0),
         )
 
     def with_measured_step(self, measured_bytes: int) -> MemoryNeed:

@@ -149,14 +149,17 @@ class PackedLinear(DequantizedLinear):
     def kernel_specs(
         self, batch_sizes: Iterable[int], *, activation: GateActivation | None = None
     ) -> set[KernelSpec]:
-        """Return the specs of the kernels for these batch sizes; without sizes, for all."""
+        """Return the specs of the kernels for all batch sizes.
+
+        Eager steps may have sizes between or beyond those of graphs, which `batch_sizes` lists.
+        """
         packed = self.packed
         if packed is None:
             return set()
         from mizzen.kernels.gemm import gate_up_swiglu, packed_small, packed_swap_ab
         from mizzen.kernels.quantization import dequantize_packed
 
-        sizes = set(batch_sizes) or {*range(1, self.max_small_batch + 1), *range(16, self.max_batch + 1, 16)}
+        sizes = {*batch_sizes, *range(1, self.max_small_batch + 1), *range(16, self.max_batch + 1, 16)}
         small = {size for size in sizes if size <= self.max_small_batch}
         swap = {size for size in sizes if self.max_small_batch < size <= self.max_batch}
         defer_pdl = self.defer_pdl and not packed.swiglu

@@ -207,16 +207,25 @@ class W8A8Linear(DequantizedLinear):
     def kernel_specs(
         self, batch_sizes: Iterable[int], *, activation: GateActivation | None = None
     ) -> set[KernelSpec]:
-        """Return the specs of the small-batch kernels for these batch sizes; without sizes, for all."""
+        """Return the specs of the small-batch kernels for all batch sizes.
+
+        Eager steps may have sizes between or beyond those of graphs, which `batch_sizes` lists.
+        """
         if self.operands is None:
             return set()
         from mizzen.kernels.gemm import w8a8_swap_ab
 
         swiglu = activation is not None and activation.kind is Activation.SILU
-        largest = max_batch(self.operands, swiglu=swiglu)
-        sizes = [size for size in (*batch_sizes,) or w8a8_swap_ab.BATCH_SIZES if size <= largest]
-        defer_pdl = self.defer_pdl and not swiglu
-        return w8a8_swap_ab.kernel_specs(self.operands.weight, sizes, swiglu=swiglu, defer_pdl=defer_pdl)
+        specs: set[KernelSpec] = set()
+        operands, smallest = self.operands, 0
+        # Gate and up of batches that are too large for the kernel with SwiGLU may use the one without.
+        for fused in (True, False) if swiglu else (False,):
+            largest = max_batch(operands, swiglu=fused)
+            sizes = [size for size in w8a8_swap_ab.BATCH_SIZES if smallest < size <= largest]
+            defer_pdl = self.defer_pdl and not fused
+            specs |= w8a8_swap_ab.kernel_specs(operands.weight, sizes, swiglu=fused, defer_pdl=defer_pdl)
+            smallest = largest
+        return specs
 
     def _has_product(self, operands: Operands, count: int, *, swiglu: bool) -> bool:
         return operands.uses_library or count <= max_batch(operands, swiglu=swiglu)
