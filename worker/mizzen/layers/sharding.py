@@ -23,6 +23,22 @@ def suggest_sizes(total: int) -> str:
     return f"use --tensor {' or '.join(str(size) for size in SUGGESTED_SIZES if not total % size)}"
 
 
+class IndivisibleError(ValueError):
+    """Items cannot be sharded equally.
+
+    Attributes:
+        problem: the message without the numbers of ranks that it suggests.
+        total: number of the items.
+    """
+
+    def __init__(self, problem: str, total: int) -> None:
+        super().__init__(problem, total)
+        self.problem, self.total = problem, total
+
+    def __str__(self) -> str:
+        return f"{self.problem}: {suggest_sizes(self.total)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Axis:
     """One axis of the mesh: this rank's index on the axis, and the number of ranks along it."""
@@ -34,13 +50,12 @@ class Axis:
         """Return this rank's equal shard of `total` items; `name` names the items in the error.
 
         Raises:
-            ValueError: `total` is not a multiple of the number of ranks; the message suggests other numbers
-            of ranks.
+            IndivisibleError: `total` is not a multiple of the number of ranks; the message suggests other
+                numbers of ranks.
         """
         if total % self.size:
-            raise ValueError(
-                f"{name} ({total}) must be a multiple of the tensor ranks ({self.size}): "
-                f"{suggest_sizes(total)}"
+            raise IndivisibleError(
+                f"{name} ({total}) must be a multiple of the tensor ranks ({self.size})", total
             )
         count = total // self.size
         return slice(self.rank * count, (self.rank + 1) * count)
@@ -51,15 +66,14 @@ class Axis:
         With fewer items than ranks, several ranks hold the same item.
 
         Raises:
-            ValueError: neither the number of items nor the number of ranks divides the other; the message
-                suggests other numbers of ranks.
+            IndivisibleError: neither the number of items nor the number of ranks divides the other; the
+                message suggests other numbers of ranks.
         """
         if total >= self.size:
             return self.shard(total, name)
         if self.size % total:
-            raise ValueError(
-                f"{name} ({total}), being fewer than the tensor ranks ({self.size}), must divide them: "
-                f"{suggest_sizes(total)}"
+            raise IndivisibleError(
+                f"{name} ({total}), being fewer than the tensor ranks ({self.size}), must divide them", total
             )
         index = self.rank // (self.size // total)
         return slice(index, index + 1)
@@ -95,15 +109,23 @@ def check_shardable(config: ModelConfig, ranks: int) -> None:
     fewer KV heads than ranks, KV heads are replicated. The vocabulary may have any size: it is padded.
 
     Raises:
-        ValueError: a size cannot be sharded equally; the message names the config field and suggests numbers
-            of ranks.
+        ValueError: a size cannot be sharded equally; the message names the config field, and suggests numbers
+            of ranks with which all layers can be sharded.
     """
     if config.expert_width and ranks > 1:
         raise ValueError("mixtures of experts that run through Transformers need --tensor 1")
-    _check_sizes(config, ranks)
-    if problem := find_divided_word(config, ranks):
-        possible = [size for size in SUGGESTED_SIZES if _is_shardable(config, size)]
-        raise ValueError(f"{problem}; use --tensor {' or '.join(str(size) for size in possible)}")
+    if problem := _find_problem(config, ranks):
+        possible = [str(size) for size in SUGGESTED_SIZES if not _find_problem(config, size)]
+        raise ValueError(f"{problem}: use --tensor {' or '.join(possible)}")
+
+
+def _find_problem(config: ModelConfig, ranks: int) -> str:
+    """Return which size cannot be sharded equally over `ranks` ranks; empty if all can."""
+    try:
+        _check_sizes(config, ranks)
+    except IndivisibleError as error:
+        return error.problem
+    return find_divided_word(config, ranks)
 
 
 def _check_sizes(config: ModelConfig, ranks: int) -> None:
@@ -116,11 +138,3 @@ def _check_sizes(config: ModelConfig, ranks: int) -> None:
     if experts is not None:
         axis.shard(experts.width, experts.width_field)
         axis.shard(experts.shared_width, experts.shared_field)
-
-
-def _is_shardable(config: ModelConfig, ranks: int) -> bool:
-    try:
-        _check_sizes(config, ranks)
-    except ValueError:
-        return False
-    return not find_divided_word(config, ranks)
