@@ -21,9 +21,9 @@ from quantized_twins import quantize_twin
 pytestmark = tensor_kit.several_gpus
 MEAN_BOUND, BOUND = 0.25, 1.5
 """Bounds of differences in nats: their mean, and the largest. A rank's inputs get scales of their own, or
-stay unquantized if the rank's rows begin within a block, so FP8 codes differ: an emulation on the CPU gave
-means of 0.13 (blocks), 0.10 (channels) and 0.04 (INT8), and at most 0.6. With a wrong shard, the mean would
-be about the standard deviation of the log probabilities, 1.4."""
+stay unquantized if the rank's rows begin within a block, so FP8 codes differ: an emulation on the CPU
+gave means of 0.13 (blocks), 0.10 (channels) and 0.04 (INT8), and at most 0.6. With a wrong shard, the
+mean would be about the standard deviation of the log probabilities, 1.4."""
 
 
 @pytest.mark.parametrize("name", ["fp8-blocks", "ct-fp8-channel", "ct-int8", "awq-64", "gptq-act-order"])
