@@ -78,18 +78,28 @@ CASES: list[tuple[WeightScheme, bool]] = [
 
 @pytest.mark.parametrize(("scheme", "expected"), CASES)
 def test_schemes_with_inputs_in_8_bits(scheme: WeightScheme, expected: bool) -> None:
-    assert is_w8a8(make_spec(), scheme) is expected
+    assert is_w8a8(make_spec(rows=128), scheme) is expected
 
 
 def test_shapes_that_the_kernels_do_not_support() -> None:
-    channel, blocks = fp8(ScaleShape.CHANNEL, TOKEN), fp8(ScaleShape.BLOCK, GROUPS, (128, 128))
+    channel = fp8(ScaleShape.CHANNEL, TOKEN)
     assert not is_w8a8(make_spec(columns=200), channel)
     assert not is_w8a8(make_spec(rows=60), channel)
     assert is_w8a8(make_spec(rows=72), channel)
     assert not is_w8a8(make_spec(rows=72, swiglu=True), channel)
     assert is_w8a8(make_spec(columns=320, first_column=192), channel)
-    assert not is_w8a8(make_spec(columns=320, first_column=192), blocks)
-    assert is_w8a8(make_spec(columns=320, first_column=256), blocks)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "first_column", "expected"),
+    [(128, 256, 256, True), (128, 320, 192, False), (128, 320, 256, False), (192, 256, 0, False)],
+)
+def test_parts_of_blocks_are_left_to_packed_weights(
+    rows: int, columns: int, first_column: int, expected: bool
+) -> None:
+    """No GEMM in 8 bits multiplies large batches by parts of blocks."""
+    spec = make_spec(rows, columns, first_column)
+    assert is_w8a8(spec, fp8(ScaleShape.BLOCK, GROUPS, (128, 128))) is expected
 
 
 def test_weights_on_the_cpu_are_dequantized() -> None:

@@ -85,11 +85,22 @@ def is_w8a8(spec: LinearSpec, scheme: WeightScheme) -> bool:
             block = scheme.block if isinstance(scheme, Fp8Weights) else None
             grouped = activations.scales is ActivationScales.TOKEN_GROUP
             sizes = (block[1], activations.group_size) if block else ()
-            # A rank whose columns begin within a block would have scales for fewer columns.
-            aligned = not any(part.columns.start % GROUP_COLUMNS for part in spec.parts)
-            return grouped and aligned and sizes == (GROUP_COLUMNS, GROUP_COLUMNS)
+            return grouped and sizes == (GROUP_COLUMNS, GROUP_COLUMNS) and has_whole_blocks(spec)
         case _:
             return False
+
+
+def has_whole_blocks(spec: LinearSpec) -> bool:
+    """Return whether all parts of a layer have whole blocks, as the library's GEMM for large batches needs.
+
+    If a rank's rows or columns begin within a block, fewer of them share a scale.
+    """
+    bounds = [
+        bound
+        for part in spec.parts
+        for bound in (part.first_row, part.rows.start, part.rows.stop, part.columns.start, part.columns.stop)
+    ]
+    return not any(bound % GROUP_COLUMNS for bound in (*bounds, spec.rows))
 
 
 class W8A8Linear(DequantizedLinear):
