@@ -36,6 +36,7 @@ CORPUS = [
     "def add(a, b):\n    return a + b\n\n\tprint(add(1, 2))  # stop here",
 ] * 4
 DEMO = Path(__file__).parents[2] / "models/demo"
+TEMPLATES = Path(__file__).parent / "templates"
 SPECIAL = ["<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>"]
 
 
@@ -168,6 +169,30 @@ def scripted(tokenizer_files: dict[str, bytes]) -> Iterator[Callable[..., Any]]:
             return stack.enter_context(engines.ScriptedEngine(files or tokenizer_files, **welcome))
 
         yield start
+
+
+@pytest.fixture
+def thinking_model(scripted: Any, tokenizer_files: dict[str, bytes]) -> Callable[..., Any]:
+    """Return a function that starts an engine with Qwen3's chat template and a fixed answer."""
+
+    def start(answer: str, **behaviour: Any) -> Any:
+        inner = tokenizers.Tokenizer.from_buffer(tokenizer_files["tokenizer.json"])
+        inner.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"])
+        config = {"chat_template": (TEMPLATES / "qwen3.jinja").read_text()}
+        files = {
+            "tokenizer.json": inner.to_str().encode(),
+            "tokenizer_config.json": json.dumps(config).encode(),
+        }
+        engine = scripted(files, vocab_size=inner.get_vocab_size())
+        engine.tokenizer = Tokenizer(inner)
+        end = engine.tokenizer.token_id("<|im_end|>")
+        engine.does.reply = [*engine.tokenizer.encode(answer, add_special_tokens=False), end]
+        engine.does.end = end
+        for name, value in behaviour.items():
+            setattr(engine.does, name, value)
+        return engine
+
+    return start
 
 
 async def wait_until(check: Callable[[], object], seconds: float = 60.0) -> None:

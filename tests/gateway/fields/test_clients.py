@@ -156,6 +156,8 @@ async def test_ignored_fields_are_counted(live: Any, engine: Any) -> None:
 OTHERS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "a", "max_tokens": 1},
     "/v1/responses": {"input": "a", "max_output_tokens": 1},
+    "/v1/messages": {"messages": [USER], "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": [USER]},
     "/v1/embeddings": {"input": "a"},
     "/v1/score": {"text_1": "a", "text_2": "b"},
     "/tokenize": {"prompt": "a"},

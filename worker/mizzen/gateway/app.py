@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The OpenAI API and the admin API, as two ASGI applications of one gateway.
 
-`main` serves both. No other module outside of `openai` and `responses` imports `openai`.
+`main` serves both. No other module outside of `openai`, `responses` and `anthropic` imports
+`openai`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from mizzen.gateway.auth.middleware import add_auth_middleware
 from mizzen.gateway.config import GatewayConfig
 from mizzen.gateway.engines.verify import verify_engine
 from mizzen.gateway.engines.verify_request import parse_verify_request
+from mizzen.gateway.error_shapes import shape_error
 from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.gateway import Gateway
 from mizzen.gateway.http.middleware import HealthEndpoint, RequestMiddleware
@@ -28,6 +30,7 @@ from mizzen.gateway.http.request_bodies import ClientGone, RequestBody
 from mizzen.gateway.http.unknown_path import describe_unknown_path
 from mizzen.gateway.openai.endpoints import (
     add_generation_endpoints,
+    add_messages_endpoints,
     add_token_endpoints,
     add_vector_endpoints,
 )
@@ -69,7 +72,9 @@ def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI
     )
     app.add_middleware(HealthEndpoint, gateway=gateway)
     add_error_handlers(app)
-    add_generation_endpoints(app, gateway, new_parser(gateway.config))
+    parser = new_parser(gateway.config)
+    add_generation_endpoints(app, gateway, parser)
+    add_messages_endpoints(app, gateway, parser)
     add_vector_endpoints(app, gateway)
     add_token_endpoints(app, gateway, family_options(gateway.config))
     add_model_endpoints(app, gateway)
@@ -202,15 +207,16 @@ def json_response(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def error_response(error: ApiError) -> Response:
-    """Return the response for an error, in OpenAI's shape."""
-    response = Response(error.body(), error.status)
+def error_response(error: ApiError, request: Request) -> Response:
+    """Return the response for an error, in the shape of the API that the request uses."""
+    status, body = shape_error(error, request.scope)
+    response = Response(body, status)
     response.raw_headers += error.headers()
     return response
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Make an application return every error in OpenAI's shape."""
+    """Make an application return every error in the shape of the API that the request uses."""
 
     def describe(request: Request, error: HTTPException) -> str:
         if error.status_code == 404:
@@ -222,14 +228,14 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def api_error(request: Request, error: Exception) -> Response:
         if isinstance(error, ApiError):
-            return error_response(error)
+            return error_response(error, request)
         if isinstance(error, ClientGone):
-            return error_response(ApiError(400, str(error)))
+            return error_response(ApiError(400, str(error)), request)
         if isinstance(error, HTTPException):
-            response = error_response(ApiError(error.status_code, describe(request, error)))
+            response = error_response(ApiError(error.status_code, describe(request, error)), request)
             response.headers.update(error.headers or {})
             return response
-        return error_response(ApiError(500, "internal error", code="internal_error"))
+        return error_response(ApiError(500, "internal error", code="internal_error"), request)
 
     handler: Callable[[Request, Exception], Awaitable[Response]] = api_error
     for kind in (ApiError, ClientGone, HTTPException, Exception):

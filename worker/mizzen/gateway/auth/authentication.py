@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,6 +20,7 @@ from mizzen.gateway.auth.api_keys import (
 from mizzen.gateway.auth.limit_sharing import LimitSharing
 from mizzen.gateway.auth.rate_limits import divide_limits
 from mizzen.gateway.auth.tenant import Tenant, default_tenant
+from mizzen.gateway.error_shapes import shape_error
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.telemetry.request_record import get_record
 
@@ -133,15 +134,25 @@ class TenantRegistry:
         """
         if self._key_index is None:
             return self._default_tenant
-        scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer" or not key.strip():
-            text = "this gateway needs an API key: send it as Authorization: Bearer <key>"
+        key = request_key(dict(scope["headers"]))
+        if not key:
+            text = "this gateway needs an API key: send it as Authorization: Bearer <key>, or as x-api-key"
             raise ApiError(401, text, code="missing_api_key")
-        grant = self._key_index.find_grant(key.strip()) if len(key) <= MAX_KEY_BYTES else None
+        grant = self._key_index.find_grant(key) if len(key) <= MAX_KEY_BYTES else None
         if grant is None:
             text = "this gateway does not know the API key: check it, or ask for another one"
             raise ApiError(401, text, code="invalid_api_key")
         return self._tenants[grant.name]
+
+
+def request_key(headers: Mapping[bytes, bytes]) -> bytes:
+    """Return the API key in a request's headers; empty if there is none.
+
+    A bearer token in `authorization` takes precedence over `x-api-key`, the header of Anthropic's clients.
+    """
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    bearer = key.strip() if scheme.lower() == b"bearer" else b""
+    return bearer or headers.get(b"x-api-key", b"").strip()
 
 
 def get_tenant(scope: Scope) -> Tenant | None:
@@ -203,7 +214,7 @@ class AuthMiddleware:
             tenant = self._tenants.authenticate(scope)
         except ApiError as error:
             get_record(scope).error = error.code or error.error_type
-            await send_error(send, error, [(b"www-authenticate", b"Bearer")])
+            await send_error(scope, send, error, [(b"www-authenticate", b"Bearer")])
             return
         scope[TENANT_KEY] = tenant
         if scope["method"] != "POST":
@@ -219,7 +230,7 @@ class AuthMiddleware:
             slot = scope[SLOT_KEY] = await ParallelSlot.claim(tenant)
         except ApiError as error:
             get_record(scope).error = error.code or error.error_type
-            await send_error(send, error, tenant.rate_limit_headers())
+            await send_error(scope, send, error, tenant.rate_limit_headers())
             return
         try:
             await self._app(scope, receive, sending if tenant.rate_limited else send)
@@ -230,14 +241,16 @@ class AuthMiddleware:
         return scope["method"] in ("GET", "HEAD") and scope["path"] in self._public_paths
 
 
-async def send_error(send: Send, error: ApiError, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-    """Send an error in OpenAI's shape."""
-    body = error.body()
+async def send_error(
+    scope: Scope, send: Send, error: ApiError, headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    """Send an error in the shape of the API that the request uses."""
+    status, body = shape_error(error, scope)
     length = (b"content-length", str(len(body)).encode())
     await send(
         {
             "type": "http.response.start",
-            "status": error.status,
+            "status": status,
             "headers": [*error.headers(), *headers, length],
         }
     )

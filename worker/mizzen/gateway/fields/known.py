@@ -26,7 +26,14 @@ HOSTED_TOOLS = frozenset({
 })  # fmt: skip
 """Types of OpenAI's built-in tools. Some types also exist with a date, such as `web_search_2025_08_26`."""
 
+MESSAGES_HOSTED_TOOLS = frozenset({
+    "advisor", "code_execution", "mcp_toolset", "tool_search_tool_bm25", "tool_search_tool_regex",
+    "web_fetch", "web_search",
+})  # fmt: skip
+"""Types of tools that Anthropic runs, without the date that ends most types, as in `web_search_20250305`."""
+
 _DATE = re.compile(r"_20\d\d_\d\d_\d\d$", re.ASCII)
+_COMPACT_DATE = re.compile(r"_20\d{6}$", re.ASCII)
 _LEAF = re.compile(r"([^.\[\]]+)\]?$")
 
 
@@ -35,8 +42,13 @@ def is_hosted_tool(kind: str) -> bool:
     return _DATE.sub("", kind) in HOSTED_TOOLS
 
 
+def is_messages_hosted_tool(kind: str) -> bool:
+    """Return whether a tool's type is one of the tools that Anthropic runs, with or without a date."""
+    return _COMPACT_DATE.sub("", kind) in MESSAGES_HOSTED_TOOLS
+
+
 def field_label(path: str) -> str:
     """Return the label value for the path of an ignored field, such as `messages[].parsed`."""
     leaf = _LEAF.search(path)
-    name = _DATE.sub("", leaf[1]) if leaf else ""
-    return name if name in KNOWN_FIELDS or name in HOSTED_TOOLS else OTHER_FIELD
+    name = _COMPACT_DATE.sub("", _DATE.sub("", leaf[1])) if leaf else ""
+    return name if name in KNOWN_FIELDS | HOSTED_TOOLS | MESSAGES_HOSTED_TOOLS else OTHER_FIELD

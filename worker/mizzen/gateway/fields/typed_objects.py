@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.fields.decoder import BodyDecoder
@@ -16,9 +16,9 @@ from mizzen.gateway.requests.decode_body import json_error
 
 
 class ObjectType(msgspec.Struct):
-    """An object whose other fields are skipped; an object without a type has the type `message`."""
+    """An object whose other fields are skipped."""
 
-    type: Any = "message"
+    type: Any = UNSET
 
 
 class TypedObjects:
@@ -30,8 +30,17 @@ class TypedObjects:
         rules: Mapping[str, Rules] | None = None,
         *,
         strict: bool,
+        default: str | None = None,
     ) -> None:
-        """Create a decoder; `rules` holds the rules of a type's unused fields. See `BodyDecoder`."""
+        """Create a decoder.
+
+        Args:
+            types: The struct of each type.
+            rules: Rules for a type's unused fields; see `BodyDecoder`.
+            strict: True to reject unknown fields that are not null.
+            default: Type of objects without a type.
+        """
+        self._default = default
         self._types = msgspec.json.Decoder(ObjectType)
         self._decoders = {
             kind: BodyDecoder(struct, (rules or {}).get(kind), strict=strict, accept_null=True)
@@ -39,17 +48,18 @@ class TypedObjects:
         }
 
     def kind_of(self, raw: Raw, path: str) -> Any:
-        """Return the type of the object at `path`.
+        """Return the type of the object at `path`; the default if it has none.
 
         Raises:
             ApiError: 400 if the value is not an object.
         """
         try:
-            return self._types.decode(raw).type
+            kind = self._types.decode(raw).type
         except msgspec.ValidationError:
             raise invalid(f"{path} must be a JSON object", path, "invalid_type") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise nest_error(json_error(bytes(raw), error), path) from None
+        return self._default if kind is UNSET else kind
 
     def decode(self, raw: Raw, kind: str, path: str) -> tuple[msgspec.Struct, tuple[str, ...]]:
         """Return the decoded object at `path`, and the paths of its ignored fields within it.

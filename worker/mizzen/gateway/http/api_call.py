@@ -19,6 +19,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from mizzen.gateway.error_shapes import shape_error
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.fields.ignored import IGNORED_HEADER, ignored_header
 from mizzen.gateway.http.connection import WRITER_KEY, ConnectionWriter
@@ -38,7 +39,7 @@ SEND_TIMEOUT_SECONDS = 60.0
 class ApiCall(Response):
     """Response that reads a request's body, within limits, and serves the request.
 
-    If the client disconnects, serving is cancelled. Errors have OpenAI's JSON shape.
+    If the client disconnects, serving is cancelled. Errors have the shape of the request's API.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -130,8 +131,8 @@ class ApiCall(Response):
         if self._started:
             await self._write(self._stream_failure(error), more=False)
             return
-        body = error.body()
-        await self._start_response(error.status, error.headers(), len(body))
+        status, body = shape_error(error, self._scope)
+        await self._start_response(status, error.headers(), len(body))
         await self._write(body, more=False)
 
     def _stream_failure(self, error: ApiError) -> bytes:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mizzen.gateway.auth.authentication import get_tenant, send_error
+from mizzen.gateway.error_shapes import request_id_headers
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.telemetry.access_log import AccessLog
 from mizzen.gateway.telemetry.fast_metrics import OTHER_LABEL
@@ -62,6 +63,7 @@ class RequestMiddleware:
         request_id = (
             valid_request_id(headers.get(b"x-request-id", b"")) or b"req-" + secrets.token_hex(12).encode()
         )
+        id_headers = [(name, request_id) for name in request_id_headers(scope)]
         record = RequestRecord(request_id=request_id.decode(), method=scope["method"], path=scope["path"])
         record.keeps_prompt = self._access_log is not None and self._access_log.prompts
         scope[RECORD_KEY] = record
@@ -70,7 +72,7 @@ class RequestMiddleware:
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                message["headers"] = [*message.get("headers", ()), *id_headers]
             await send(message)
 
         try:
@@ -80,7 +82,7 @@ class RequestMiddleware:
             if record.status != NO_STATUS:  # the response has begun: the server closes the connection
                 raise
             log.exception("a request failed", extra={"fields": {"id": record.request_id}})
-            await send_error(sending, ApiError(500, "internal error", code=INTERNAL_ERROR))
+            await send_error(scope, sending, ApiError(500, "internal error", code=INTERNAL_ERROR))
         finally:
             record.ended = time.monotonic()
             self._publish(record, scope)

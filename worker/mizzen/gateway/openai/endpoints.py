@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Register the endpoints of OpenAI's API, and the vLLM and SGLang endpoints that clients also use.
+"""Register the endpoints of OpenAI's API and of Anthropic's Messages API, and some of vLLM and SGLang.
 
 The gateway's application calls these functions once at startup.
 """
@@ -9,6 +9,11 @@ from __future__ import annotations
 import msgspec
 from fastapi import FastAPI, Request, Response
 
+from mizzen.gateway.anthropic.exchange import CountTokensHandler, MessagesExchange
+from mizzen.gateway.anthropic.parse import MessagesParser
+from mizzen.gateway.anthropic.response_bodies import CountTokensResponse, MessageResponse
+from mizzen.gateway.anthropic.schemas import CountTokensRequest, MessagesRequest
+from mizzen.gateway.error_shapes import MessagesErrorBody
 from mizzen.gateway.errors import invalid
 from mizzen.gateway.gateway import Gateway
 from mizzen.gateway.http.api_call import JsonCall
@@ -74,6 +79,30 @@ def add_generation_endpoints(app: FastAPI, gateway: Gateway, parser: RequestPars
         """Delete a stored response."""
         remove_response(gateway, request.scope, response_id)
         return Response(msgspec.json.encode(DeletedResponse(response_id)), media_type="application/json")
+
+
+def add_messages_endpoints(app: FastAPI, gateway: Gateway, parser: RequestParser) -> None:
+    """Add the endpoints of Anthropic's Messages API."""
+    messages_parser = MessagesParser(parser.chat_generation, strict_fields=parser.strict_fields)
+    counter = CountTokensHandler(gateway, messages_parser)
+
+    @app.post(
+        "/v1/messages",
+        openapi_extra=describe_operation(
+            MessagesRequest, MessageResponse, stream=True, error=MessagesErrorBody
+        ),
+    )
+    async def messages() -> Response:
+        """Answer a conversation of content blocks, streamed or in one response."""
+        return MessagesExchange(gateway, messages_parser)
+
+    @app.post(
+        "/v1/messages/count_tokens",
+        openapi_extra=describe_operation(CountTokensRequest, CountTokensResponse, error=MessagesErrorBody),
+    )
+    async def count_tokens() -> Response:
+        """Return the number of prompt tokens of a conversation of content blocks."""
+        return JsonCall(gateway, counter.count_tokens)
 
 
 def add_vector_endpoints(app: FastAPI, gateway: Gateway) -> None:

@@ -11,6 +11,18 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 
+from mizzen.gateway.anthropic.response_bodies import CountTokensResponse, MessageResponse
+from mizzen.gateway.anthropic.schemas import (
+    CountTokensRequest,
+    CustomTool,
+    MessagesRequest,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from mizzen.gateway.error_shapes import OVERLOADED_STATUS, MessagesErrorBody
 from mizzen.gateway.openai.embeddings import EmbeddingRequest, EmbeddingResponse
 from mizzen.gateway.openai.response_bodies import ChatResponse, CompletionResponse, Model, ModelList
 from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest
@@ -25,15 +37,19 @@ from mizzen.gateway.responses.response_bodies import DeletedResponse, ResponsesR
 from mizzen.gateway.responses.schemas import NamespaceTool, ResponsesRequest, ResponseTool
 
 REQUESTS: tuple[type, ...] = (
-    ChatRequest, CompletionRequest, ResponsesRequest, EmbeddingRequest, ScoreRequest, TokenizeRequest,
-    DetokenizeRequest,
+    ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest, CountTokensRequest, EmbeddingRequest,
+    ScoreRequest, TokenizeRequest, DetokenizeRequest,
 )  # fmt: skip
 """Types of all request bodies, in the order in which docs/openai.md describes them."""
-REQUEST_PARTS: tuple[type, ...] = (ResponseTool, NamespaceTool)
+REQUEST_PARTS: tuple[type, ...] = (
+    ResponseTool, NamespaceTool, TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock,
+    ToolResultBlock, CustomTool,
+)  # fmt: skip
 """Types of objects in request bodies that are decoded separately, so that no other type contains them."""
 RESPONSES: tuple[type, ...] = (
     ChatResponse, CompletionResponse, ResponsesResponse, EmbeddingResponse, PairsResponse, LabelsResponse,
-    DeletedResponse, TokenizeResponse, DetokenizeResponse, Model, ModelList,
+    DeletedResponse, MessageResponse, CountTokensResponse, TokenizeResponse, DetokenizeResponse, Model,
+    ModelList,
 )  # fmt: skip
 """Types of all response bodies."""
 REF_TEMPLATE = "#/components/schemas/{name}"
@@ -62,14 +78,18 @@ class ErrorBody(msgspec.Struct):
     error: ErrorDetail
 
 
-def describe_operation(request: type, *responses: type, stream: bool = False) -> dict[str, Any]:
+def describe_operation(
+    request: type, *responses: type, stream: bool = False, error: type = ErrorBody
+) -> dict[str, Any]:
     """Return the OpenAPI description of an operation's request, responses and errors.
 
     Args:
         request: Type of the request body, one of `REQUESTS`.
         responses: Types that the response body may have, from `RESPONSES`.
         stream: True if the response may also be a stream of events.
+        error: Type of the body of error responses.
     """
+    errors = ERROR_DESCRIPTIONS if error is ErrorBody else MESSAGES_ERROR_DESCRIPTIONS
     schemas = [schema_reference(response) for response in responses]
     content: dict[str, Any] = {
         "application/json": {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
@@ -83,7 +103,7 @@ def describe_operation(request: type, *responses: type, stream: bool = False) ->
         },
         "responses": {
             "200": {"description": "The answer", "content": content},
-            **{code: describe_error(text) for code, text in ERROR_DESCRIPTIONS.items()},
+            **{code: describe_error(text, error) for code, text in errors.items()},
         },
     }
 
@@ -114,9 +134,16 @@ ERROR_DESCRIPTIONS = {
 }
 
 
-def describe_error(text: str) -> dict[str, Any]:
-    """Return the OpenAPI description of an error response."""
-    return {"description": text, "content": {"application/json": {"schema": schema_reference(ErrorBody)}}}
+MESSAGES_ERROR_DESCRIPTIONS = {
+    **{code: text for code, text in ERROR_DESCRIPTIONS.items() if code != "503"},
+    "400": "The request is invalid; the message names the field",
+    str(OVERLOADED_STATUS): ERROR_DESCRIPTIONS["503"],
+}
+
+
+def describe_error(text: str, kind: type = ErrorBody) -> dict[str, Any]:
+    """Return the OpenAPI description of an error response whose body has type `kind`."""
+    return {"description": text, "content": {"application/json": {"schema": schema_reference(kind)}}}
 
 
 def schema_reference(kind: type) -> dict[str, str]:
@@ -138,7 +165,7 @@ def install_openapi(app: FastAPI, *, strict_fields: bool) -> None:
         for path in document["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)  # FastAPI's own; never sent
-        bodies = (*REQUESTS, *REQUEST_PARTS, *RESPONSES, ErrorBody)
+        bodies = (*REQUESTS, *REQUEST_PARTS, *RESPONSES, ErrorBody, MessagesErrorBody)
         _, schemas = msgspec.json.schema_components(bodies, ref_template=REF_TEMPLATE)
         for schema in schemas.values():
             if not strict_fields and schema.get("additionalProperties") is False:

@@ -89,7 +89,7 @@ class ChatWriter(_BaseWriter):
 
     prefix = "chatcmpl-"
 
-    def start_choice(self, index: int, echo: EchoedPrompt | None) -> bytes:
+    def start_choice(self, index: int, echo: EchoedPrompt | None, prompt_tokens: int) -> bytes:
         """Return the event that starts a choice: an assistant message without content."""
         return self._encode_chunk(ChunkChoice(Delta(role="assistant", content=""), index=index), None)
 
@@ -157,7 +157,7 @@ class CompletionWriter(_BaseWriter):
 
     prefix = "cmpl-"
 
-    def start_choice(self, index: int, echo: EchoedPrompt | None) -> bytes:
+    def start_choice(self, index: int, echo: EchoedPrompt | None, prompt_tokens: int) -> bytes:
         """Return the event with the echoed prompt; empty if the request does not set `echo`."""
         if echo is None:
             return b""

@@ -103,7 +103,7 @@ class TokenizeHandler:
         """
         parsed = await self._gateway.body_reader.parse_body(body, self._parse_tokenize, scope)
         request, requests, get_record(scope).ignored_fields = parsed
-        service, text = self._find_model(request.model, scope)
+        service, text = find_text_model(self._gateway, request.model, scope)
 
         async def tokenize_one(generation: GenerationRequest) -> list[int]:
             return (await tokenize_prompt(generation, text)).tolist()
@@ -128,7 +128,7 @@ class TokenizeHandler:
         request, get_record(scope).ignored_fields = await self._gateway.body_reader.parse_body(
             body, self._detokenize.decode, scope
         )
-        _, text = self._find_model(request.model, scope)
+        _, text = find_text_model(self._gateway, request.model, scope)
         decode = partial(text.tokenizer.decode, request.tokens, bool(request.skip_special_tokens))
         decoded = await asyncio.to_thread(decode) if len(request.tokens) > OFF_LOOP_TOKENS else decode()
         return DetokenizeResponse(decoded, decoded)
@@ -142,17 +142,23 @@ class TokenizeHandler:
             raise invalid("give either prompt or messages", "prompt")
         return request, tokenize_generations(request, self._families), collect_paths(ignored, hosted)
 
-    def _find_model(self, name: str | None, scope: Scope) -> tuple[Service, TextModel]:
-        if name is None:
-            names = [model_name for model_name, _ in self._gateway.models_for(scope)]
-            if not names:
-                raise unavailable("no model is served yet")
-            name = names[0]
-        service = self._gateway.find_active_service(name, scope)
-        text = service.table.choose_text_model(None, ())
-        if text is None:
-            raise unavailable(service.table.unavailable_reason())
-        return service, text
+
+def find_text_model(gateway: Gateway, name: str | None, scope: Scope) -> tuple[Service, TextModel]:
+    """Return the service of a model (None: the first one), and the model's tokenizer and chat template.
+
+    Raises:
+        ApiError: the model is unknown, or no engine has announced its tokenizer.
+    """
+    if name is None:
+        names = [model_name for model_name, _ in gateway.models_for(scope)]
+        if not names:
+            raise unavailable("no model is served yet")
+        name = names[0]
+    service = gateway.find_active_service(name, scope)
+    text = service.table.choose_text_model(None, ())
+    if text is None:
+        raise unavailable(service.table.unavailable_reason())
+    return service, text
 
 
 def tokenize_generations(request: TokenizeRequest, families: FamilyOptions) -> list[GenerationRequest]:

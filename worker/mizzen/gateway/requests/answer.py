@@ -25,6 +25,8 @@ class AnswerPiece(msgspec.Struct, frozen=True):
     """OpenAI's finish_reason; None except in the last piece of an answer."""
     logprobs: Sequence[ScoredToken] = ()
     """Log probabilities of the tokens in `token_ids`, if requested."""
+    stop_string: str | None = None
+    """Stop string that ended the answer; None except in the last piece."""
 
 
 class AnswerBuilder:
@@ -72,11 +74,11 @@ class AnswerBuilder:
             cut_off = not self._parser.stopped and not ended_by_model(finish)
             delta = join_deltas(delta, self._parser.end(rest, cut_off=cut_off))
             reason = self._finish_reason(finish)
+        stop_string = self._parser.stop_string
         if self._offsets is None:
-            return AnswerPiece(delta, tokens, reason)
-        return AnswerPiece(
-            delta, tokens, reason, [self._decode_logprobs(entry) for entry in logprobs[: len(tokens)]]
-        )
+            return AnswerPiece(delta, tokens, reason, stop_string=stop_string)
+        scored = [self._decode_logprobs(entry) for entry in logprobs[: len(tokens)]]
+        return AnswerPiece(delta, tokens, reason, scored, stop_string)
 
     @property
     def reasoning_tokens(self) -> int:
@@ -145,6 +147,7 @@ def join_pieces(pieces: list[AnswerPiece]) -> AnswerPiece:
         [token for piece in pieces for token in piece.token_ids],
         pieces[-1].finish_reason if pieces else None,
         [token for piece in pieces for token in piece.logprobs],
+        pieces[-1].stop_string if pieces else None,
     )
 
 

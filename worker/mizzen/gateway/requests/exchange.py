@@ -124,7 +124,10 @@ class GenerationExchange(ApiCall):
         detailed = generation.logprobs or generation.return_token_ids
         await sequence.place()
         echo_tokens = sequence.prompt_tokens if generation.echo else 0
-        events = await run_off_loop(echo_tokens, lambda: writer.start_choice(index, sequence.echo))
+        prompt_tokens = sequence.prompt_tokens
+        events = await run_off_loop(
+            echo_tokens, lambda: writer.start_choice(index, sequence.echo, prompt_tokens)
+        )
         reason = None
         try:
             while reason is None:

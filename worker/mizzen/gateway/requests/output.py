@@ -77,6 +77,11 @@ class OutputParser(Protocol):
         """True if a stop string has ended the answer; text after the stop string does not count."""
         ...
 
+    @property
+    def stop_string(self) -> str | None:
+        """Stop string that has ended the answer; None if none has."""
+        ...
+
     def feed(self, text: str) -> OutputDelta:
         """Parse more text; return the new output.
 
@@ -108,7 +113,12 @@ class PlainOutput:
     @property
     def stopped(self) -> bool:
         """True if a stop string has ended the answer."""
-        return self._stop is not None and self._stop.matched is not None
+        return self.stop_string is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """Stop string that has ended the answer; None if none has."""
+        return None if self._stop is None else self._stop.matched
 
     def feed(self, text: str) -> OutputDelta:
         """Return text as content, up to the first stop string; hold back a possible beginning of one."""

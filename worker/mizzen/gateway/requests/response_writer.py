@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Interface between a generating exchange and the JSON shape of an API.
 
-`GenerationExchange` calls it; chat completions, completions and the Responses API implement it.
+`GenerationExchange` calls it; chat completions, completions, the Responses
+API and the Messages API implement it.
 """
 
 from __future__ import annotations
@@ -27,8 +28,12 @@ class FinishedChoice:
 class ResponseWriter(Protocol):
     """Encoder of one response in the JSON shape of an API."""
 
-    def start_choice(self, index: int, echo: EchoedPrompt | None) -> bytes:
-        """Return the events that start a choice; `echo` is the prompt that the choice repeats, if any."""
+    def start_choice(self, index: int, echo: EchoedPrompt | None, prompt_tokens: int) -> bytes:
+        """Return the events that start a choice.
+
+        `echo` is the prompt that the choice repeats, if any. `prompt_tokens` is the number of tokens of
+        the prompt, with or without `echo`.
+        """
         ...
 
     def write_piece(self, index: int, piece: AnswerPiece, usage: TokenUsage | None) -> bytes:

@@ -113,7 +113,7 @@ class ItemsParser:
 
     def __init__(self, *, strict_fields: bool) -> None:
         """Create a parser; with `strict_fields`, it rejects unknown fields that are not null."""
-        self._decoders = TypedObjects(ITEM_TYPES, ITEM_RULES, strict=strict_fields)
+        self._decoders = TypedObjects(ITEM_TYPES, ITEM_RULES, strict=strict_fields, default="message")
 
     def parse(self, request_input: str | Sequence[Raw]) -> tuple[str | list[msgspec.Struct], tuple[str, ...]]:
         """Return the parsed items of a request's input, or its text, and the paths of ignored fields.

@@ -60,7 +60,7 @@ class ResponsesWriter:
 
     # ── streaming ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def start_choice(self, index: int, echo: EchoedPrompt | None) -> bytes:
+    def start_choice(self, index: int, echo: EchoedPrompt | None, prompt_tokens: int) -> bytes:
         """Return the events that start the response: `response.created` and `response.in_progress`."""
         self._event("response.created", response=self._response)
         self._event("response.in_progress", response=self._response)

@@ -17,7 +17,12 @@ from prometheus_client import (
 )
 
 from mizzen import __version__
-from mizzen.gateway.fields.known import HOSTED_TOOLS, KNOWN_FIELDS, field_label
+from mizzen.gateway.fields.known import (
+    HOSTED_TOOLS,
+    KNOWN_FIELDS,
+    MESSAGES_HOSTED_TOOLS,
+    field_label,
+)
 from mizzen.gateway.telemetry.fast_metrics import (
     OTHER_LABEL,
     FastCounter,
@@ -35,7 +40,7 @@ REQUEST_SECONDS = (0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0
 PREFIX = "mizzen_gateway_"
 LOSSES = ("no_engine", "connection", "engine_error", "no_answer", "silent", "slow", "stuck", "restart")
 """Causes that can make an answer end with an error; each has a series in the metrics from the start."""
-REFUSED = frozenset({401, 403, 413, 429, 503})
+REFUSED = frozenset({401, 403, 413, 429, 503, 529})
 MAX_MODELS = 256
 """Maximum number of model names used as label values; further models are counted as `other`."""
 
@@ -60,7 +65,7 @@ LABELS: dict[str, tuple[str, str, str]] = {
     ),
     "type": ("2", "`prompt`, `output`", "kind of tokens"),
     "field": (
-        str(len(KNOWN_FIELDS) + len(HOSTED_TOOLS) + 1),
+        str(len(KNOWN_FIELDS | HOSTED_TOOLS | MESSAGES_HOSTED_TOOLS) + 1),
         "known fields, types of hosted tools, and `other`",
         "name of the ignored field, or type of the hosted tool",
     ),
@@ -108,7 +113,9 @@ class Metrics:
         )
         self._register_model_metrics()
         self.refusals = self._counter(
-            "refused_requests", "Requests answered with 401, 403, 413, 429 or 503, by error code", "cause"
+            "refused_requests",
+            "Requests answered with 401, 403, 413, 429, 503 or 529, by error code",
+            "cause",
         )
         self._key_usage = KeyUsage(PREFIX)
         self.registry.register(self._key_usage)  # pyright: ignore[reportArgumentType]

@@ -60,9 +60,14 @@ class ParsedOutput:
     @property
     def stopped(self) -> bool:
         """True if a stop string has ended the answer; text after it does not belong to it."""
+        return self.stop_string is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """Stop string that has ended the answer; None if none has."""
         if self._tools is not None:
-            return self._tools.stopped
-        return self._stop is not None and self._stop.matched is not None
+            return self._tools.stop_string
+        return None if self._stop is None else self._stop.matched
 
     def feed(self, text: str) -> OutputDelta:
         """Parse more text; return the new reasoning, content and tool calls."""

@@ -53,6 +53,11 @@ class ToolParser(Protocol):
         """True if the content has reached a stop string; further text is ignored."""
         ...
 
+    @property
+    def stop_string(self) -> str | None:
+        """Stop string that the content has reached; None if it has reached none."""
+        ...
+
 
 class ToolCallReader(Protocol):
     """Interface of readers of one tool call, such as `CallReader`."""
@@ -109,7 +114,12 @@ class OutputCollector:
     @property
     def stopped(self) -> bool:
         """True if the content has reached a stop string."""
-        return self._stop is not None and self._stop.matched is not None
+        return self.stop_string is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """Stop string that the content has reached; None if it has reached none."""
+        return None if self._stop is None else self._stop.matched
 
     def add_content(self, text: str) -> None:
         """Add text to the content; the first stop string and all text after it are dropped."""
@@ -195,6 +205,11 @@ class MarkerParser(ABC):
     def stopped(self) -> bool:
         """True if the content has reached a stop string; further text is ignored."""
         return self._output.stopped
+
+    @property
+    def stop_string(self) -> str | None:
+        """Stop string that the content has reached; None if it has reached none."""
+        return self._output.stop_string
 
     def feed(self, text: str) -> OutputDelta:
         """Parse more text; return the new output that later text cannot change."""
