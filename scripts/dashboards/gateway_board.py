@@ -64,7 +64,7 @@ TRAFFIC = Row(
         ),
         Panel(
             "Rejected requests",
-            "Requests per second answered with 401, 403, 413, 429 or 503, by error code.",
+            "Requests per second answered with 401, 403, 413, 429, 503 or 529, by error code.",
             "reqps", (Query(grown("refused_requests_total", "cause"), "{{cause}}"),),
         ),
     ),

@@ -172,7 +172,7 @@ FULL = Row(
         ),
         Panel(
             "Rejected requests",
-            "Requests per second answered with 401, 403, 413, 429 or 503, by error code.",
+            "Requests per second answered with 401, 403, 413, 429, 503 or 529, by error code.",
             "reqps", (Query(rate("mizzen_gateway_refused_requests_total", "cause", OF), "{{cause}}"),),
         ),
     ),

@@ -126,7 +126,7 @@ async def test_other_errors_have_anthropics_types(live: Any, model: Model, clien
 
 
 async def test_without_an_engine_the_api_is_overloaded(live: Any) -> None:
-    gateway = await live(queue_timeout_seconds=0.01)
+    gateway = await live("tcp://127.0.0.1:9", wait=False, queue_timeout_seconds=0.01)
     async with httpx.AsyncClient(timeout=60) as http:
         answer = await http.post(f"{gateway.url}/v1/messages", json=BODY)
         metrics = (await http.get(f"{gateway.admin}/metrics")).text

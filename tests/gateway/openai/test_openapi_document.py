@@ -11,6 +11,8 @@ import httpx
 import msgspec
 import pytest
 import schemathesis
+from anthropic.types.message_count_tokens_params import MessageCountTokensParams
+from anthropic.types.message_create_params import MessageCreateParamsBase
 from hypothesis import HealthCheck, settings
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
@@ -25,6 +27,7 @@ from schemathesis.specs.openapi.checks import (
 # Imported here, because if schemathesis imports it later, garbage collection of other tests may interrupt it.
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
+from mizzen.gateway.anthropic.schemas import CountTokensRequest, MessagesRequest
 from mizzen.gateway.openai.embeddings import EmbeddingRequest
 from mizzen.gateway.openai.openapi_document import REQUESTS
 from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest
@@ -84,6 +87,8 @@ def test_docs_describe_every_request_field(kind: type[msgspec.Struct]) -> None:
         (CompletionParams, CompletionRequest),
         (ResponseCreateParamsBase, ResponsesRequest),
         (EmbeddingCreateParams, EmbeddingRequest),
+        (MessageCreateParamsBase, MessagesRequest),
+        (MessageCountTokensParams, CountTokensRequest),
     ],
 )
 def test_every_parameter_of_the_official_client_is_known(params: Any, kind: type[msgspec.Struct]) -> None:

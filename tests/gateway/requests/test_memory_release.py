@@ -29,6 +29,11 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "vectors": ("embeddings", {"model": "demo", "input": ["a", "b"]}, 200),
     "a wrong field": ("chat/completions", {**CHAT, "top_p": "x"}, 400),
     "a wrong field of a response": ("responses", {"model": "demo", "input": 7}, 400),
+    "a wrong block of a message": (
+        "messages",
+        {"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": [{"type": "image"}]}]},
+        400,
+    ),
     "an unknown model": ("chat/completions", {**CHAT, "model": "x"}, 404),
     "too long": ("completions", {**TEXT, "prompt": [5] * 5000}, 400),
     "too long for choices": ("completions", {**TEXT, "prompt": [[5] * 5000, [6]], "n": 2}, 400),
