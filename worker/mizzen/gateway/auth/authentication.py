@@ -146,7 +146,7 @@ class TenantRegistry:
 
 
 def request_key(headers: Mapping[bytes, bytes]) -> bytes:
-    """Return the API key in a request's headers; empty if there is none.
+    """Return the API key in a request's headers; empty if they have no key.
 
     A bearer token in `authorization` takes precedence over `x-api-key`, the header of Anthropic's clients.
     """
