@@ -84,3 +84,40 @@ __device__ __forceinline__ void stage_outputs(u32 tile, int pitch, int group, in
         :: "r"(row + warp * 32 + (lane / 8 % 2) * 16), "r"(pack_bf16x2(d[0], d[1])), "r"(pack_bf16x2(d[2], d[3])) : "memory");
 #endif
 }
+
+// Loads this block's share of `rows` rows of x into the `sharing` blocks that share them, in the 128-byte swizzle.
+template <int rows, int sharing>
+__device__ __forceinline__ void tma_load_shared_inputs(const TensorMap* map, u32 target, u32 barrier, int column, int rank, int k_split) {
+    const int row = rank * (rows / sharing);
+    target += row * 128;
+    if constexpr (sharing > 1) {
+        const u16 mask = ((1 << sharing) - 1) << (k_split * sharing);
+        asm volatile(
+            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
+            "[%0], [%1, {%3, %4}], [%2], %5, %6;"
+            :: "r"(target), "l"(map), "r"(barrier), "r"(column), "r"(row), "h"(mask), "l"(EVICT_LAST) : "memory");
+    } else {
+        asm volatile(
+            "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+            "[%0], [%1, {%3, %4}], [%2], %5;"
+            :: "r"(target), "l"(map), "r"(barrier), "r"(column), "r"(row), "l"(EVICT_LAST) : "memory");
+    }
+}
+
+// Adds up the sums of all k-splits at one position, in the order of the splits, and stages the result. The blocks of a
+// k-split have adjacent ranks in the cluster, `sharing` of them; `rank` is this block's among them.
+template <int splits, int sharing>
+__device__ __forceinline__ void reduce_splits(const float4* own_sums, u32 tile, int pitch, int group, int warp, int rank) {
+    float4 v[splits];
+    float d[4] = {};
+#pragma unroll
+    for (int from = 0; from < splits; from++) {
+        const u32 address = map_to_rank(shared_address(own_sums), from * sharing + rank);
+        asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+            : "=f"(v[from].x), "=f"(v[from].y), "=f"(v[from].z), "=f"(v[from].w) : "r"(address) : "memory");
+    }
+#pragma unroll
+    for (int from = 0; from < splits; from++)
+        d[0] += v[from].x, d[1] += v[from].y, d[2] += v[from].z, d[3] += v[from].w;
+    stage_outputs(tile, pitch, group, warp, threadIdx.x % 32, d);
+}

@@ -298,22 +298,6 @@ __device__ __forceinline__ void scale_rows(float* sums, const float* scales, int
     for (int i = 0; i < BATCH / 2; i++) sums[i] *= i % 4 < 2 ? low : high;
 }
 
-// Adds up the sums of all k-splits at one position, in the order of the splits, and stages the result.
-__device__ __forceinline__ void reduce_splits(const float4* own_sums, u32 staging_address, int group, int rank) {
-    float4 v[SPLIT_K];
-    float d[4] = {};
-#pragma unroll
-    for (int from = 0; from < SPLIT_K; from++) {
-        const u32 address = map_to_rank(shared_address(own_sums), from * MULTICAST + rank);
-        asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-            : "=f"(v[from].x), "=f"(v[from].y), "=f"(v[from].z), "=f"(v[from].w) : "r"(address) : "memory");
-    }
-#pragma unroll
-    for (int from = 0; from < SPLIT_K; from++)
-        d[0] += v[from].x, d[1] += v[from].y, d[2] += v[from].z, d[3] += v[from].w;
-    stage_outputs(staging_address, PITCH, group, threadIdx.x / 32, threadIdx.x % 32, d);
-}
-
 // Writes sums to `out` [count, outputs] through the shared memory of the stages, which are no longer read.
 __device__ __forceinline__ void write_outputs(const float* sums, unsigned char* stages, Place place, u16* out, int outputs, int count) {
     const int first = place.k_split * BATCH_GROUPS / SPLIT_K, last = (place.k_split + 1) * BATCH_GROUPS / SPLIT_K;
@@ -325,7 +309,7 @@ __device__ __forceinline__ void write_outputs(const float* sums, unsigned char* 
 #pragma unroll
     for (int group = 0; group < BATCH_GROUPS; group++) own_sums[group * CONSUMERS] = *(const float4*)(sums + group * 4);
     cluster_sync();
-    for (int group = first; group < last; group++) reduce_splits(own_sums + group * CONSUMERS, staging_address, group - first, place.rank);
+    for (int group = first; group < last; group++) reduce_splits<SPLIT_K, MULTICAST>(own_sums + group * CONSUMERS, staging_address, PITCH, group - first, threadIdx.x / 32, place.rank);
 #else
 #pragma unroll
     for (int group = 0; group < BATCH_GROUPS; group++)

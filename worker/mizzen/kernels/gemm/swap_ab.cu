@@ -21,23 +21,6 @@
 #define TILE_OUTPUTS (SWIGLU ? TILE_ROWS / 2 : TILE_ROWS)
 #define PITCH (TILE_OUTPUTS + 8)
 
-__device__ __forceinline__ void tma_load_inputs(const TensorMap* map, u32 target, u32 barrier, int column, int multicast_rank, int k_split) {
-    const int row = multicast_rank * (BATCH / MULTICAST);
-    target += row * 128;
-#if MULTICAST > 1
-    const u16 mask = ((1 << MULTICAST) - 1) << (k_split * MULTICAST);
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
-        "[%0], [%1, {%3, %4}], [%2], %5, %6;"
-        :: "r"(target), "l"(map), "r"(barrier), "r"(column), "r"(row), "h"(mask), "l"(EVICT_LAST) : "memory");
-#else
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1, {%3, %4}], [%2], %5;"
-        :: "r"(target), "l"(map), "r"(barrier), "r"(column), "r"(row), "l"(EVICT_LAST) : "memory");
-#endif
-}
-
 #define CONSUMER_BARRIER() asm volatile("bar.sync 1, %0;" :: "n"(CONSUMERS) : "memory")
 
 // First column of a step's stage. Tiles start at different columns, so that the same columns of all rows, which are
@@ -57,7 +40,7 @@ __device__ __forceinline__ void produce_stages(const TensorMap* weights, const T
             expect_bytes(ready, STAGE_BYTES);
             tma_load_weights(weights, target, ready, column, tile * TILE_ROWS, EVICT_FIRST);
         }
-        tma_load_inputs(inputs, target + WEIGHT_BYTES, ready, column, tile % MULTICAST, k_split);
+        tma_load_shared_inputs<BATCH, MULTICAST>(inputs, target + WEIGHT_BYTES, ready, column, tile % MULTICAST, k_split);
     }
 }
 
@@ -97,22 +80,6 @@ __device__ __forceinline__ void multiply_all_stages(float* sums, float* extra, u
 
 __device__ __forceinline__ float4 load_float4(const float* sums) { return make_float4(sums[0], sums[1], sums[2], sums[3]); }
 
-// Adds up the sums of all k-splits at one position, in the order of the splits, and stages the result.
-__device__ __forceinline__ void reduce_splits(const float4* own_sums, u32 staging_address, int group, int warp) {
-    float4 v[SPLIT_K];
-    float d[4] = {};
-#pragma unroll
-    for (int from = 0; from < SPLIT_K; from++) {
-        const u32 address = map_to_rank(shared_address(own_sums), from * MULTICAST + blockIdx.x % MULTICAST);
-        asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-            : "=f"(v[from].x), "=f"(v[from].y), "=f"(v[from].z), "=f"(v[from].w) : "r"(address) : "memory");
-    }
-#pragma unroll
-    for (int from = 0; from < SPLIT_K; from++)
-        d[0] += v[from].x, d[1] += v[from].y, d[2] += v[from].z, d[3] += v[from].w;
-    stage_outputs(staging_address, PITCH, group, warp, threadIdx.x % 32, d);
-}
-
 // Writes sums to `out` through the shared memory of the stages, which are no longer read.
 __device__ __forceinline__ void write_outputs(const float* sums, const float* extra, unsigned char* stages, u16* out, int rows, int count) {
     const int tile = blockIdx.x, k_split = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -130,9 +97,9 @@ __device__ __forceinline__ void write_outputs(const float* sums, const float* ex
     for (int group = 0; HAS_EXTRA_ROWS && group < BATCH_GROUPS / 2; group++) own_sums[(BATCH_GROUPS + group) * CONSUMERS] = load_float4(extra + group * 4);
     cluster_sync();
     for (int group = first; group < last; group++) {
-        reduce_splits(own_sums + group * CONSUMERS, staging_address, group - first, warp);
+        reduce_splits<SPLIT_K, MULTICAST>(own_sums + group * CONSUMERS, staging_address, PITCH, group - first, warp, blockIdx.x % MULTICAST);
         if (HAS_EXTRA_ROWS && group >= first_group && group < first_group + BATCH_GROUPS / 2)
-            reduce_splits(own_sums + (BATCH_GROUPS + group - first_group) * CONSUMERS, staging_address, group - first, extra_warp);
+            reduce_splits<SPLIT_K, MULTICAST>(own_sums + (BATCH_GROUPS + group - first_group) * CONSUMERS, staging_address, PITCH, group - first, extra_warp, blockIdx.x % MULTICAST);
     }
 #else
 #pragma unroll

@@ -45,23 +45,6 @@ struct Scales {
     int row_step, groups, stride;
 };
 
-__device__ __forceinline__ void tma_load_inputs(const TensorMap* map, u32 target, u32 barrier, int column, int multicast_rank, int k_split) {
-    const int row = multicast_rank * (BATCH / MULTICAST);
-    target += row * 128;
-#if MULTICAST > 1
-    const u16 mask = ((1 << MULTICAST) - 1) << (k_split * MULTICAST);
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
-        "[%0], [%1, {%3, %4}], [%2], %5, %6;"
-        :: "r"(target), "l"(map), "r"(barrier), "r"(column), "r"(row), "h"(mask), "l"(EVICT_LAST) : "memory");
-#else
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1, {%3, %4}], [%2], %5;"
-        :: "r"(target), "l"(map), "r"(barrier), "r"(column), "r"(row), "l"(EVICT_LAST) : "memory");
-#endif
-}
-
 __device__ __forceinline__ u32 scale_bytes(int count) { return GROUPED ? (count + 3) / 4 * 16 : 0; }
 
 __device__ __forceinline__ void load_input_scales(const Scales& scales, u32 target, u32 barrier, int step, int count) {
@@ -82,7 +65,7 @@ __device__ __forceinline__ void produce_stages(const TensorMap* weights, const T
             expect_bytes(ready, OPERAND_BYTES + scale_bytes(count));
             tma_load_weights(weights, target, ready, step * 128, tile * TILE_ROWS, EVICT_FIRST);
         }
-        tma_load_inputs(inputs, target + WEIGHT_BYTES, ready, step * 128, tile % MULTICAST, k_split);
+        tma_load_shared_inputs<BATCH, MULTICAST>(inputs, target + WEIGHT_BYTES, ready, step * 128, tile % MULTICAST, k_split);
         load_input_scales(scales, target + OPERAND_BYTES, ready, step, count);
     }
 }
@@ -176,22 +159,6 @@ __device__ __forceinline__ float4 finish_sums(const Sum* sums, int group, const 
     return v;
 }
 
-// Adds up the sums of all k-splits at one position, in the order of the splits, and stages the result.
-__device__ __forceinline__ void reduce_splits(const float4* own_sums, u32 staging_address, int group, int warp) {
-    float4 v[SPLIT_K];
-    float d[4] = {};
-#pragma unroll
-    for (int from = 0; from < SPLIT_K; from++) {
-        const u32 address = map_to_rank(shared_address(own_sums), from * MULTICAST + blockIdx.x % MULTICAST);
-        asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-            : "=f"(v[from].x), "=f"(v[from].y), "=f"(v[from].z), "=f"(v[from].w) : "r"(address) : "memory");
-    }
-#pragma unroll
-    for (int from = 0; from < SPLIT_K; from++)
-        d[0] += v[from].x, d[1] += v[from].y, d[2] += v[from].z, d[3] += v[from].w;
-    stage_outputs(staging_address, PITCH, group, warp, threadIdx.x % 32, d);
-}
-
 extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, BLOCKS_PER_SM)
 w8a8_swap_ab(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, const float* weight_scales, const float* input_scales,
              const float* bias, u16* out, int rows, int count, int all_steps, int row_step, int scale_stride) {
@@ -258,7 +225,7 @@ w8a8_swap_ab(const __grid_constant__ TensorMap weights, const __grid_constant__ 
             own_sums[group * CONSUMERS] = finish_sums(sums + group * 4, group, scales, row_low, row_high, bias_low, bias_high, count);
         cluster_sync();
         for (int group = first_group; group < last_group; group++)
-            reduce_splits(own_sums + group * CONSUMERS, staging_address, group - first_group, warp);
+            reduce_splits<SPLIT_K, MULTICAST>(own_sums + group * CONSUMERS, staging_address, PITCH, group - first_group, warp, blockIdx.x % MULTICAST);
 #else
 #pragma unroll
         for (int group = 0; group < BATCH_GROUPS; group++) {
