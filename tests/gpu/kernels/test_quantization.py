@@ -116,7 +116,7 @@ def test_the_fused_norm_gives_the_codes_of_separate_kernels(add: bool, grouped: 
 def test_fused_swiglu_gives_the_codes_of_separate_kernels(
     dtype: torch.dtype, grouped: bool, static: bool
 ) -> None:
-    from mizzen.kernels.quantization.inputs import InputFormat, quantize_after_swiglu, quantize_inputs
+    from mizzen.kernels.quantization.inputs import InputFormat, quantize_inputs
     from mizzen.kernels.swiglu import gate_mul
 
     if grouped and dtype == INT8:
@@ -125,7 +125,10 @@ def test_fused_swiglu_gives_the_codes_of_separate_kernels(
     form = InputFormat(dtype=dtype, grouped=grouped, static_scale=scale)
     for tokens, size in ((1, 12288), (33, 3072), (300, 1152)):
         gate_up = normal(tokens, 2 * size)
-        expected, actual = quantize_inputs(gate_mul(gate_up), form), quantize_after_swiglu(gate_up, form)
+        expected, actual = (
+            quantize_inputs(gate_mul(gate_up), form),
+            quantize_inputs(gate_up, form, swiglu=True),
+        )
         check_equal_but_for_ties(restore(actual), restore(expected), 1 / 14)
         assert torch.allclose(actual.scales[..., :tokens], expected.scales[..., :tokens], rtol=1e-2)
 

@@ -11,6 +11,17 @@ from mizzen.kernels.launch import pdl_launch_options
 
 
 @triton.jit
+def load_sum(x, residual, row, x_stride, size, columns, inside, ADD: tl.constexpr):
+    """Return x of a token; with `ADD`, add it to `residual` in place, and return the sum in its dtype."""
+    value = tl.load(x + row * x_stride + columns, inside, 0.0)
+    if ADD:
+        before = tl.load(residual + row * size + columns, inside, 0.0)
+        value = (value.to(tl.float32) + before.to(tl.float32)).to(before.dtype)
+        tl.store(residual + row * size + columns, value, inside)
+    return value
+
+
+@triton.jit
 def _rms_norm_kernel(
     x,
     residual,
@@ -31,11 +42,7 @@ def _rms_norm_kernel(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    value = tl.load(x + row * x_stride + columns, inside, 0.0)
-    if ADD:
-        before = tl.load(residual + row * size + columns, inside, 0.0)
-        value = (value.to(tl.float32) + before.to(tl.float32)).to(before.dtype)
-        tl.store(residual + row * size + columns, value, inside)
+    value = load_sum(x, residual, row, x_stride, size, columns, inside, ADD)
     value = value.to(tl.float32)
     mean = tl.sum(value * value, 0) / size
     value = value * tl.rsqrt(mean + epsilon) * scale

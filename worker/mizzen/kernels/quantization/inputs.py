@@ -16,6 +16,7 @@ import triton.language as tl
 
 from mizzen.kernels.gemm.w8a8_swap_ab import QuantizedInputs
 from mizzen.kernels.launch import pdl_launch_options
+from mizzen.kernels.norm import load_sum
 
 GROUP_COLUMNS = 128
 """Columns that share a scale if not all columns of a token do."""
@@ -115,6 +116,7 @@ def _quantize_kernel(
     scale_stride,
     size,
     upper_bound,
+    SWIGLU: tl.constexpr,
     MAX_CODE: tl.constexpr,
     INT8: tl.constexpr,
     GROUPED: tl.constexpr,
@@ -130,6 +132,10 @@ def _quantize_kernel(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     value = tl.load(x + row * x_stride + columns, inside, 0.0).to(tl.float32)
+    if SWIGLU:
+        up = tl.load(x + row * x_stride + size + columns, inside, 0.0).to(tl.float32)
+        # Rounded as by the activation alone, so that the fused kernel gives the same codes.
+        value = (value / (1 + tl.exp(-value)) * up).to(x.dtype.element_ty).to(tl.float32)
     _store_quantized(
         value, tl.max(tl.abs(value), 0), columns, inside, row, out, scales,
         scale_stride, size, upper_bound, MAX_CODE, INT8, GROUPED, STATIC, BOUNDED, BLOCK,
@@ -164,11 +170,7 @@ def _norm_quantize_kernel(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    value = tl.load(x + row * x_stride + columns, inside, 0.0)
-    if ADD:
-        before = tl.load(residual + row * size + columns, inside, 0.0)
-        value = (value.to(tl.float32) + before.to(tl.float32)).to(before.dtype)
-        tl.store(residual + row * size + columns, value, inside)
+    value = load_sum(x, residual, row, x_stride, size, columns, inside, ADD)
     dtype: tl.constexpr = value.dtype
     value = value.to(tl.float32)
     # One reduction for both, because each costs a decode step time.
@@ -178,38 +180,6 @@ def _norm_quantize_kernel(
     value = (value * inverse_rms * factor).to(dtype).to(tl.float32)
     _store_quantized(
         value, (amax * inverse_rms).to(dtype).to(tl.float32), columns, inside, row, out, scales,
-        scale_stride, size, upper_bound, MAX_CODE, INT8, GROUPED, STATIC, BOUNDED, BLOCK,
-    )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["scale_stride"])
-def _swiglu_quantize_kernel(
-    gate_up,
-    out,
-    scales,
-    scale_stride,
-    size,
-    upper_bound,
-    MAX_CODE: tl.constexpr,
-    INT8: tl.constexpr,
-    GROUPED: tl.constexpr,
-    STATIC: tl.constexpr,
-    BOUNDED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < size
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    gate = tl.load(gate_up + row * 2 * size + columns, inside, 0.0).to(tl.float32)
-    up = tl.load(gate_up + (row * 2 + 1) * size + columns, inside, 0.0).to(tl.float32)
-    # Rounded as by the activation alone, so that the fused kernel gives the same codes.
-    value = (gate / (1 + tl.exp(-gate)) * up).to(gate_up.dtype.element_ty).to(tl.float32)
-    _store_quantized(
-        value, tl.max(tl.abs(value), 0), columns, inside, row, out, scales,
         scale_stride, size, upper_bound, MAX_CODE, INT8, GROUPED, STATIC, BOUNDED, BLOCK,
     )  # fmt: skip
 
@@ -251,19 +221,24 @@ def select_block(size: int, form: InputFormat) -> int:
     return CHUNK_COLUMNS if divisible else max(128, triton.next_power_of_2(size))
 
 
-def quantize_inputs(x: torch.Tensor, form: InputFormat) -> QuantizedInputs:
-    """Quantize x [tokens, columns], whose rows may be strided."""
-    rows, size = x.shape
+def quantize_inputs(x: torch.Tensor, form: InputFormat, *, swiglu: bool = False) -> QuantizedInputs:
+    """Quantize x [tokens, columns], whose rows may be strided.
+
+    With `swiglu`, x holds gate and up, and silu(gate) * up [tokens, columns / 2] is quantized. The result
+    equals that of `mizzen.kernels.swiglu.gate_mul` followed by quantization alone.
+    """
+    rows, size = x.shape[0], x.shape[1] // (1 + swiglu)
     out = allocate_outputs(rows, size, form, x.device)
-    block, stride = select_block(size, form), out.scales.stride(0)
+    block = select_block(size, form)
     _quantize_kernel[(rows, triton.cdiv(size, block))](
         x,
         x.stride(0),
         out.values,
         out.scales,
-        stride,
+        out.scales.stride(0),
         size,
         form.upper_bound,
+        SWIGLU=swiglu,
         **kernel_options(form, block, x),
     )
     return out
@@ -293,25 +268,5 @@ def quantize_after_norm(
         form.upper_bound,
         ADD=residual is not None,
         **kernel_options(form, block, x),
-    )
-    return out
-
-
-def quantize_after_swiglu(gate_up: torch.Tensor, form: InputFormat) -> QuantizedInputs:
-    """Quantize silu(gate) * up, [tokens, size], for gate and up together, [tokens, 2 * size] (contiguous).
-
-    The result equals that of `mizzen.kernels.swiglu.gate_mul` followed by `quantize_inputs`.
-    """
-    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-    out = allocate_outputs(rows, size, form, gate_up.device)
-    block = select_block(size, form)
-    _swiglu_quantize_kernel[(rows, triton.cdiv(size, block))](
-        gate_up,
-        out.values,
-        out.scales,
-        out.scales.stride(0),
-        size,
-        form.upper_bound,
-        **kernel_options(form, block, gate_up),
     )
     return out

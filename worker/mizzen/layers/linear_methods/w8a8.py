@@ -282,9 +282,9 @@ class W8A8Linear(DequantizedLinear):
         """
         if self.operands is None:
             raise RuntimeError("the weight is not prepared for quantized inputs")
-        from mizzen.kernels.quantization.inputs import quantize_after_swiglu
+        from mizzen.kernels.quantization.inputs import quantize_inputs
 
-        self.prepared_inputs = quantize_after_swiglu(gate_up, self.operands.inputs)
+        self.prepared_inputs = quantize_inputs(gate_up, self.operands.inputs, swiglu=True)
         return self.prepared_inputs.values
 
 
