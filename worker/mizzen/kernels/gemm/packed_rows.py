@@ -15,6 +15,7 @@ from mizzen.kernels.gemm.fragments import (
     expand_scales,
     find_source_rows,
 )
+from mizzen.layers.quantized.canonical import narrow_scales
 
 
 def scale_packed_rows(packed: PackedWeight, rows: slice, factor: float) -> PackedWeight:
@@ -39,5 +40,4 @@ def scale_packed_rows(packed: PackedWeight, rows: slice, factor: float) -> Packe
             return replace(packed, scales=scales, scale_layout=ScaleLayout.GROUP)
         case ScaleLayout.GROUP:
             scales = packed.scales.float() * octets.transpose(1, 2).reshape(packed.strips, 1, STRIP_ROWS)
-            narrow = scales.to(packed.scales.dtype)
-            return replace(packed, scales=narrow if torch.equal(narrow.float(), scales) else scales)
+            return replace(packed, scales=narrow_scales(scales, packed.scales.dtype))

@@ -79,6 +79,11 @@ class LinearPart:
     shape: tuple[int, int]
     """Full shape [rows, columns] of the checkpoint layer."""
 
+    @property
+    def merged_rows(self) -> slice:
+        """Output rows of the merged layer that the shard fills."""
+        return slice(self.first_row, self.first_row + self.rows.stop - self.rows.start)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearSpec:
@@ -197,6 +202,19 @@ class LinearMethod(ABC):
 
     def set_prefill_fusion(self, enabled: bool) -> None:  # noqa: B027 (optional)
         """Allow or forbid kernels that save memory of prefills, in layers whose outputs are gate and up."""
+
+
+def list_bias_targets(spec: LinearSpec, bias: torch.Tensor | None) -> Iterator[WeightTarget]:
+    """Yield the destinations of the biases of all parts in `bias` [rows]; nothing without a bias."""
+    if bias is None:
+        return
+    for part in spec.parts:
+        yield WeightTarget(
+            name=f"{part.name}.bias",
+            shape=part.shape[:1],
+            shard=(part.rows,),
+            destination=bias[part.merged_rows],
+        )
 
 
 LinearFactory = Callable[[LinearSpec], LinearMethod]

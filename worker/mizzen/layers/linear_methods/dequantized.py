@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from mizzen.layers.linear_methods.base import LinearMethod, LinearSpec
-from mizzen.layers.quantized.canonical import QuantizedWeight
+from mizzen.layers.linear_methods.base import LinearMethod, LinearSpec, list_bias_targets
+from mizzen.layers.quantized.canonical import QuantizedWeight, narrow_scales
 from mizzen.layers.quantized.convert import convert_layer
 from mizzen.layers.quantized.rounded_layer import RoundedLayer
 from mizzen.layers.quantized.stored_layer import StoredLayer
@@ -58,15 +58,7 @@ class DequantizedLinear(LinearMethod):
         if self._stored is None:
             return
         yield from self._stored.targets()
-        for part in self.spec.parts:
-            if self.bias is not None:
-                own_rows = slice(part.first_row, part.first_row + part.rows.stop - part.rows.start)
-                yield WeightTarget(
-                    name=f"{part.name}.bias",
-                    shape=part.shape[:1],
-                    shard=(part.rows,),
-                    destination=self.bias[own_rows],
-                )
+        yield from list_bias_targets(self.spec, self.bias)
 
     def finish(self) -> None:
         """Convert the stored tensors to the canonical form.
@@ -93,7 +85,7 @@ class DequantizedLinear(LinearMethod):
     def permute_rows(self, order: torch.Tensor) -> None:
         """Replace output row i by row order[i] (int64 [rows])."""
         weight = self.weight
-        split_rows(weight, 1)
+        repeat_row_scales(weight, 1)
         weight.values = weight.values.view(torch.uint8)[order].view(weight.values.dtype)
         weight.scales = weight.scales[order]
         weight.zeros = None if weight.zeros is None else weight.zeros[order]
@@ -104,12 +96,11 @@ class DequantizedLinear(LinearMethod):
         """Multiply the scales of output rows, and with `bias` their biases too, by a power of two."""
         weight = self.weight
         start, stop, _ = rows.indices(weight.rows)
-        split_rows(weight, math.gcd(weight.row_step, start, 0 if stop == weight.rows else stop))
+        repeat_row_scales(weight, math.gcd(weight.row_step, start, 0 if stop == weight.rows else stop))
         steps = slice(start // weight.row_step, -(-stop // weight.row_step))
         scales = weight.scales.float()
         scales[steps] *= factor
-        narrow = scales.to(weight.scales.dtype)
-        weight.scales = narrow if torch.equal(narrow.float(), scales) else scales
+        weight.scales = narrow_scales(scales, weight.scales.dtype)
         if bias and self.bias is not None:
             self.bias[rows].mul_(factor)
 
@@ -130,7 +121,7 @@ class DequantizedLinear(LinearMethod):
         return out
 
 
-def split_rows(weight: QuantizedWeight, step: int) -> None:
+def repeat_row_scales(weight: QuantizedWeight, step: int) -> None:
     """Repeat the scales of a weight so that one stands for `step` rows, a divisor of its step of rows."""
     if step == weight.row_step:
         return

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from mizzen.layers.linear_methods.base import LinearMethod, LinearSpec
+from mizzen.layers.linear_methods.base import LinearMethod, LinearSpec, list_bias_targets
 from mizzen.layers.weight_target import WeightTarget
 
 
@@ -23,20 +23,13 @@ class UnquantizedLinear(LinearMethod):
     def targets(self) -> Iterator[WeightTarget]:
         """Yield the destinations of the weights and biases of all parts."""
         for part in self.spec.parts:
-            own_rows = slice(part.first_row, part.first_row + part.rows.stop - part.rows.start)
             yield WeightTarget(
                 name=f"{part.name}.weight",
                 shape=part.shape,
                 shard=(part.rows, part.columns),
-                destination=self.weight[own_rows],
+                destination=self.weight[part.merged_rows],
             )
-            if self.bias is not None:
-                yield WeightTarget(
-                    name=f"{part.name}.bias",
-                    shape=part.shape[:1],
-                    shard=(part.rows,),
-                    destination=self.bias[own_rows],
-                )
+        yield from list_bias_targets(self.spec, self.bias)
 
     def permute_rows(self, order: torch.Tensor) -> None:
         """Replace output row i by row order[i] (int64 [rows])."""

@@ -25,7 +25,7 @@ from mizzen.layers.linear_methods.base import (
     LinearMethod,
     LinearSpec,
 )
-from mizzen.layers.linear_methods.dequantized import DequantizedLinear, split_rows
+from mizzen.layers.linear_methods.dequantized import DequantizedLinear, repeat_row_scales
 from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
 from mizzen.models.block import Activation
 from mizzen.quantization.schemes import (
@@ -151,7 +151,7 @@ class W8A8Linear(DequantizedLinear):
 
         weight = self.weight
         if weight.scales.shape[1] == 1:
-            split_rows(weight, 1)
+            repeat_row_scales(weight, 1)
         weight.scales = weight.scales.float().contiguous()
         grouped = weight.scales.shape[1] > 1
         if not supports(weight.values, grouped=grouped, swiglu=self.spec.swiglu):

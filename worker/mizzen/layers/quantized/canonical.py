@@ -110,3 +110,12 @@ class QuantizedWeight:
         if values.shape[1] == steps.shape[1]:
             return values[:, :, None]
         return values[:, :, None].expand(-1, -1, self.column_step).flatten(1)[:, None, : self.columns]
+
+
+def narrow_scales(scales: torch.Tensor, *dtypes: torch.dtype) -> torch.Tensor:
+    """Return float32 scales in the first of the dtypes that represents all exactly, or else as they are."""
+    for dtype in dtypes:
+        narrow = scales.to(dtype)
+        if torch.equal(narrow.float(), scales):
+            return narrow
+    return scales

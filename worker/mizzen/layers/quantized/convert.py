@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import torch
 
-from mizzen.layers.quantized.canonical import IMPLIED_ZEROS, Codes, QuantizedWeight
+from mizzen.layers.quantized.canonical import IMPLIED_ZEROS, Codes, QuantizedWeight, narrow_scales
 from mizzen.layers.quantized.column_order import ColumnOrder, keep_order, order_columns
-from mizzen.layers.quantized.merge_scales import PartScales, merge_scales, narrow_scales
+from mizzen.layers.quantized.merge_scales import PartScales, merge_scales
 from mizzen.layers.quantized.packed_words import (
     pack_pairs,
     read_codes,
@@ -56,7 +56,7 @@ def _convert_scaled(layer: StoredLayer, scheme: Fp8Weights | Int8Weights) -> Qua
         step = row_step or stored.part.shape[0]
         scales.append(
             PartScales(
-                rows=stored.merged_rows,
+                rows=stored.part.merged_rows,
                 row_step=step,
                 offset=stored.part.rows.start % step,
                 scales=_check_scales(stored, suffix, stored.tensors[suffix].view(-1, int(groups.max()) + 1)),
@@ -68,7 +68,7 @@ def _convert_scaled(layer: StoredLayer, scheme: Fp8Weights | Int8Weights) -> Qua
     return QuantizedWeight(
         codes=Codes.E4M3 if is_fp8 else Codes.INT8,
         values=_merge_values(layer, check_nan=is_fp8),
-        scales=merged if size is None or is_fp8 else narrow_scales(merged),
+        scales=merged if size is None or is_fp8 else narrow_scales(merged, torch.bfloat16, torch.float16),
         row_step=step,
         column_step=order.step,
         activations=scheme.activations,
@@ -100,7 +100,7 @@ def _merge_values(layer: StoredLayer, *, check_nan: bool) -> torch.Tensor:
         return layer.codes.view(spec.rows, spec.columns)
     values = torch.zeros(spec.rows, spec.columns, dtype=torch.uint8, device=spec.device)
     for stored in parts:
-        values[stored.merged_rows] = stored.tensors["weight"].view(torch.uint8)
+        values[stored.part.merged_rows] = stored.tensors["weight"].view(torch.uint8)
     return values.view(layer.codes.dtype)
 
 
@@ -112,7 +112,7 @@ def _convert_packed(layer: StoredLayer, scheme: PackedIntegers) -> QuantizedWeig
     zeros = [read_zeros(stored, scheme) for stored in parts]
     scales = [
         PartScales(
-            rows=stored.merged_rows,
+            rows=stored.part.merged_rows,
             row_step=1,
             offset=0,
             scales=_check_scales(stored, *read_scales(stored, scheme)),
@@ -127,18 +127,18 @@ def _convert_packed(layer: StoredLayer, scheme: PackedIntegers) -> QuantizedWeig
         shape = (spec.rows, order.columns * scheme.bits // 8)
         values = torch.zeros(shape, dtype=torch.uint8, device=spec.device)
         for stored in parts:
-            own_values, own_zeros = values[stored.merged_rows], None
+            own_values, own_zeros = values[stored.part.merged_rows], None
             for rows in _tiles(stored.rows):
                 tile = read_codes(stored, scheme, rows)
                 if order.source is not None:
                     if merged_zeros is not None:
-                        own_zeros = merged_zeros[stored.merged_rows][rows]
+                        own_zeros = merged_zeros[stored.part.merged_rows][rows]
                     tile = _sort_codes(tile, order, codes, own_zeros)
                 own_values[rows] = tile
     return QuantizedWeight(
         codes=codes,
         values=values,
-        scales=narrow_scales(merged) if order.step < order.columns else merged,
+        scales=narrow_scales(merged, torch.bfloat16, torch.float16) if order.step < order.columns else merged,
         row_step=step,
         column_step=order.step,
         zeros=merged_zeros,

@@ -82,12 +82,3 @@ def merge_scales(
         if zeros is not None and part.zeros is not None:
             zeros[merged] = part.zeros[which][:, part.groups]
     return scales, zeros, step
-
-
-def narrow_scales(scales: torch.Tensor) -> torch.Tensor:
-    """Return scales in 16 bits if they are exact in bfloat16 or float16; otherwise as they are (float32)."""
-    for dtype in (torch.bfloat16, torch.float16):
-        narrow = scales.to(dtype)
-        if torch.equal(narrow.float(), scales):
-            return narrow
-    return scales

@@ -36,12 +36,11 @@ class RoundedLayer:
     def targets(self) -> Iterator[WeightTarget]:
         """Yield the destinations of the checkpoint's tensors."""
         for part in self.spec.parts:
-            own_rows = slice(part.first_row, part.first_row + part.rows.stop - part.rows.start)
             yield WeightTarget(
                 name=f"{part.name}.weight",
                 shape=part.shape,
                 shard=(part.rows, part.columns),
-                destination=self._staging.shape[own_rows],
+                destination=self._staging.shape[part.merged_rows],
                 staging=self._staging,
             )
 

@@ -47,11 +47,6 @@ class StoredPart:
         """Number of output rows of this rank."""
         return self.part.rows.stop - self.part.rows.start
 
-    @property
-    def merged_rows(self) -> slice:
-        """Rows of the merged layer that the part fills."""
-        return slice(self.part.first_row, self.part.first_row + self.rows)
-
     def error(self, suffix: str, problem: str) -> WeightsError:
         """Return the error for invalid values in a tensor."""
         return WeightsError(f"{self.part.name}.{suffix} {problem}: use another checkpoint of the model")
