@@ -14,7 +14,6 @@ from logits_check import assert_equal
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from family_twins import save_twin
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.layers.context import BuildContext
 from mizzen.layers.linear import MergedColumnParallelLinear, RowParallelLinear, name_rows
@@ -32,18 +31,9 @@ from mizzen.weights import staged
 from mizzen.weights.checkpoint_files import WeightsError
 from mizzen.weights.load import load_checkpoint
 from quantized_formats import FORMATS
-from quantized_twins import quantize_twin
+from quantized_twins import quantize_twin, save_source
 from rounded_weights import ROUNDINGS
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "tie_word_embeddings": False,
-}
 BOUNDS = {"fp8": 0.2, "int8": 0.05, "w4a16": 0.6}
 """Mean absolute error of the logits, relative to their standard deviation. The random weights of the twin
 magnify errors; those of a trained model are far smaller."""
@@ -52,9 +42,7 @@ magnify errors; those of a trained model are far smaller."""
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Granite with biases in its projections, and with an untied head."""
-    folder = tmp_path_factory.mktemp("source")
-    save_twin(folder, "granite-biases", **SIZES)
-    return folder
+    return save_source(tmp_path_factory.mktemp("source"), intermediate_size=512)
 
 
 def compute_logits(folder: Path, kit: SimpleNamespace, **options: Any) -> torch.Tensor:

@@ -21,25 +21,13 @@ from mizzen.core.sampling_params import SamplingParams
 from mizzen.engine.engine import Engine
 from mizzen.weights.checkpoint_files import WeightsError
 from quantized_formats import FORMATS
-from quantized_twins import PART_FACTORS, QuantizedTwin, quantize_twin
-
-SIZES: dict[str, Any] = {
-    "hidden_size": 256,
-    "intermediate_size": 384,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "tie_word_embeddings": False,
-}
+from quantized_twins import PART_FACTORS, SOURCE_SIZES, QuantizedTwin, quantize_twin, save_source
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Granite with biases in its projections, and with an untied head."""
-    folder = tmp_path_factory.mktemp("source")
-    save_twin(folder, "granite-biases", **SIZES)
-    return folder
+    return save_source(tmp_path_factory.mktemp("source"), num_hidden_layers=1)
 
 
 def compute_reference(source: Path, twin: QuantizedTwin, kit: SimpleNamespace) -> torch.Tensor:
@@ -141,7 +129,8 @@ def test_layers_may_be_unquantized_without_being_listed(
 
 @pytest.mark.parametrize("name", ["ct-fp8-channel", "ct-w4a16-32", "modelopt-fp8"])
 def test_tied_heads_use_the_unquantized_embedding(name: str, kit: SimpleNamespace, tmp_path: Path) -> None:
-    model = save_twin(tmp_path, "granite", **{**SIZES, "tie_word_embeddings": True})
+    sizes = {**SOURCE_SIZES, "num_hidden_layers": 1, "tie_word_embeddings": True}
+    model = save_twin(tmp_path, "granite", **sizes)
     twin = quantize_twin(tmp_path, tmp_path / "twin", FORMATS[name], ignored=())
     reference = kit.oracle(twin.dequantize_into(model), kit.tokens(30, seed=1))
     assert_equal(compute_logits(twin.folder, kit), reference)

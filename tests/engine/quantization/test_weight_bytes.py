@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,24 +24,12 @@ from mizzen.models.weight_bytes import count_weight_bytes
 from mizzen.quantization.online import choose_quantization
 from mizzen.weights.load import fill_dummy
 from quantized_formats import FORMATS
-from quantized_twins import quantize_twin
-
-SIZES: dict[str, Any] = {
-    "hidden_size": 256,
-    "intermediate_size": 384,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "tie_word_embeddings": False,
-}
+from quantized_twins import quantize_twin, save_source
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("source")
-    save_twin(folder, "granite-biases", **SIZES)
-    return folder
+    return save_source(tmp_path_factory.mktemp("source"))
 
 
 @pytest.mark.parametrize("name", FORMATS)

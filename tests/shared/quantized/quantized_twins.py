@@ -15,12 +15,33 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from family_twins import save_twin
 from weight_format import WeightFormat
 
 FILE = "model.safetensors"
 EMBEDDINGS = re.compile(r"(^|\.)(embed\w*|wte|wpe)\.weight$")
 PART_FACTORS = {"q_proj": 1.0, "k_proj": 10.0, "v_proj": 0.01, "gate_proj": 0.01, "up_proj": 10.0}
 """Factors of weights of layers that are merged when they are loaded; their scales differ by up to 1000."""
+
+SOURCE_SIZES: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "tie_word_embeddings": False,
+}
+"""Sizes of a twin whose layers all formats and up to four ranks can divide."""
+
+
+def save_source(folder: Path, **sizes: Any) -> Path:
+    """Save a tiny Granite with biases in its projections and with an untied head; return the folder.
+
+    `sizes` replace some of `SOURCE_SIZES`.
+    """
+    save_twin(folder, "granite-biases", **{**SOURCE_SIZES, **sizes})
+    return folder
 
 
 @dataclass(frozen=True, slots=True)
