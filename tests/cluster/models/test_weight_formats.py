@@ -89,9 +89,8 @@ def test_a_service_whose_weights_are_quantized_while_they_are_loaded_answers_and
 def experts() -> Iterator[Path]:
     """Yield a folder with a tiny random mixture of experts, and the tokenizer of the demo model."""
     tokens = {"vocab_size": 1024, "bos_token_id": 0, "eos_token_id": 5, "pad_token_id": 1}
-    with tempfile.TemporaryDirectory(
-        dir="/var/tmp", prefix="mizzen-"
-    ) as folder:  # not in /tmp, because each pod has its own /tmp
+    # Pods do not see the host's /tmp: each of them gets an empty one.
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="mizzen-") as folder:
         save_twin(Path(folder), "qwen3-moe", dtype=torch.bfloat16, max_position_embeddings=2048, **tokens)
         for name in TOKENIZER:
             shutil.copy(ROOT / "models/demo" / name, folder)

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path, device: str, option: str) -> list[DequantizedLinear]:
-    """Return the quantized layers of a model that uses no kernels of its own."""
+    """Return the quantized layers of a model that runs without Mizzen's kernels."""
     methods: list[LinearMethod] = []
     options = EngineOptions(
         model=str(folder), device=device, dtype="bfloat16", quantization=option, fusion="off"

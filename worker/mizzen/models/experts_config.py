@@ -27,7 +27,7 @@ class ExpertLayout(enum.StrEnum):
     """Layout of the experts' tensors in a checkpoint; `width` is the number of an expert's inner elements."""
 
     SEPARATE = "separate"
-    """Each expert has tensors of its own: gate, up [width, hidden] and down [hidden, width]."""
+    """Each expert is stored in three tensors: gate, up [width, hidden] and down [hidden, width]."""
     STACKED = "stacked"
     """All experts share two tensors: gate and up [experts, 2 * width, hidden], and down
     [experts, hidden, width]."""
@@ -49,7 +49,7 @@ class ExpertNames:
     router: str = "gate"
     correction_bias: str = "gate.e_score_correction_bias"
     experts: str = "experts"
-    """Name of the list of experts, if each of them has tensors of its own."""
+    """Name of the list of experts, if each expert is stored in separate tensors."""
     gate_up: tuple[str, str] = ("gate_proj", "up_proj")
     """Names of an expert's gate and up projections."""
     down: str = "down_proj"

@@ -91,7 +91,7 @@ class BlockDecoder:
     def decode(
         self, content: str | Sequence[Raw], path: str, allowed: tuple[str, ...]
     ) -> Iterable[tuple[str, msgspec.Struct]]:
-        """Yield the blocks of the content at `path`, each with its own path; `allowed` lists their types.
+        """Yield the path of each block of the content at `path`, and the block; `allowed` lists valid types.
 
         Raises:
             ApiError: 400 if a block is invalid or has another type; the error names the field.

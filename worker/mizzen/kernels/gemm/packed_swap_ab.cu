@@ -48,11 +48,14 @@
 #define GROUP_SCALE_BYTES (SCALE_ROWS * (SCALE_TYPE == FLOAT32 ? 4 : 2))
 #define SCALE_BYTES (HAS_SCALES ? WARPGROUPS * STAGE_GROUPS * GROUP_SCALE_BYTES : 0)
 #define ZERO_BYTES (HAS_ZEROS ? WARPGROUPS * STAGE_GROUPS * 64 : 0)
-// A substep is FRAGMENTS k16 steps: they are converted together, into one of two sets of registers, and multiplied together.
+// A substep is FRAGMENTS k16 steps: they are converted together, into one of FRAGMENT_SETS sets of registers, and multiplied
+// together.
+#define FRAGMENT_SETS 2
 #define SUBSTEPS (8 / FRAGMENTS)
 #define SUBSTEP_COLUMNS (FRAGMENTS * 16)
 
-// Registers of a thread after the producer gave up some of its own; one consumer warpgroup alone on an SM has enough.
+// Registers of a thread after producer threads have handed some to consumer threads. A single consumer warpgroup on an SM
+// needs no more than it has at launch.
 // All warpgroups of a block together may have no more than at its launch: 504 or 512, or with two blocks 240 or 256.
 #define PRODUCER_REGISTERS (WARPGROUPS == 3 || (WARPGROUPS == 2 && BLOCKS_PER_SM == 2) ? 32 : 40)
 #define CONSUMER_REGISTERS (BLOCKS_PER_SM == 2 ? (WARPGROUPS == 1 ? 216 : 104) : WARPGROUPS == 3 ? 160 : 232)

@@ -189,7 +189,6 @@ class KernelPlan:
             ("BLOCKS_PER_SM", config.blocks_per_sm),
             ("STAGES", self.stages),
             ("FRAGMENTS", self.fragments),
-            ("FRAGMENT_SETS", 2),
             ("COLUMNS", traits.columns),
             ("GROUPS", traits.groups),
             ("GROUP_COLUMNS", traits.group_columns),

@@ -3,9 +3,9 @@
 
 The weight stays row-major, as loaded, in one copy. Small batches use `mizzen.kernels.gemm.w8a8_swap_ab`, and
 larger ones sgl_kernel's GEMMs on the same weight, which compute faster, but load the weights of small batches
-more slowly. Inputs are quantized as the checkpoint asks for, by a kernel of its own or behind the norm before
-the layer. A scale of all tokens of a batch is replaced by a scale for each token, which is at least as exact
-and does not depend on the other requests of the batch.
+more slowly. Inputs are quantized as the checkpoint asks for, in the kernel of the norm before the layer or in
+a separate kernel. A scale of all tokens of a batch is replaced by a scale for each token, which is at least
+as exact and does not depend on the other requests of the batch.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from mizzen.quantization.schemes import WeightScheme
 class RoundedLayer:
     """Unquantized tensors of all parts of a linear layer, which are merged, rounded and freed together.
 
-    A rank rounds its own shard: if it holds only some columns of a row, the scale of the row is that of these
-    columns.
+    A rank rounds only the weights that it holds. If it holds some columns of a row, it computes the scale
+    of the row from these columns alone.
     """
 
     def __init__(self, spec: LinearSpec, scheme: WeightScheme) -> None:
