@@ -68,7 +68,7 @@ async def test_an_answer_can_be_stopped(scripted: Any, live: Any, open_playgroun
     user = await open_playground(f"{gateway.url}/playground")
     await user.choose_model()
     await user.send("Count")
-    await user.page.locator("article[aria-busy=true] .answer p").wait_for()
+    await user.page.locator("article[aria-busy=true] .answer p", has_text="word").wait_for()
     await user.page.get_by_role("button", name="Stop").click()
     assert "stopped" in (await user.answer(0).locator(".stats").inner_text()).split("\n")
     await wait_for(lambda: len(engine.aborts) == 1)  # the engine stops, too

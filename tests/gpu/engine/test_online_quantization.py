@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 import torch
+from hopper import on_hopper
 from small_models import save_model
 
 from mizzen import LLM, SamplingParams
@@ -18,6 +19,7 @@ from mizzen.layers.linear_methods.dequantized import DequantizedLinear
 from mizzen.models.registry import read_config
 from mizzen.weights import staged
 
+pytestmark = on_hopper("sgl_kernel", "sglang-kernel")
 OPTIONS = ("fp8", "int8", "w4a16")
 
 
