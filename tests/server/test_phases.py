@@ -16,6 +16,7 @@ from mizzen.server.metric_catalogue import Phase
 from mizzen.server.ranks import phases
 from mizzen.server.ranks.phases import PhaseStatus, phase_progress
 from mizzen.server.status_block import StatusReader, StatusWriter, create_status_blocks
+from mizzen.weights.checkpoint_files import WeightsError
 from mizzen.wire.ranks.group_socket import CannotListen
 
 
@@ -124,12 +125,22 @@ def test_the_body_of_readyz_is_described_in_words(body: str, words: tuple[str, f
     assert _parse_phase(body) == words
 
 
+def unreadable_file() -> WeightsError:
+    """Return the error of a checkpoint whose disk fails."""
+    error = WeightsError("model.safetensors cannot be read")
+    error.__cause__ = OSError(5, "Input/output error")
+    return error
+
+
 @pytest.mark.parametrize(
     ("phase", "error", "code"),
     [
         ("config", ValueError("--context-length exceeds the model's"), 2),
         ("config", CannotListen("cannot listen on tcp://0.0.0.0:5561"), 1),
         ("config", RuntimeError("another rank did not come"), 1),
+        ("weights", WeightsError("model: tensors are missing: lm_head.weight"), 2),
+        ("weights", unreadable_file(), 1),
+        ("weights", ValueError("a bug"), 1),
         ("kv", ValueError("no memory is left for KV"), 1),
     ],
 )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from safetensors.torch import load_file, save_file
 
 from engine_process import DEMO, SECONDS, EngineProcess
 
@@ -234,6 +236,20 @@ def test_an_invalid_configuration_exits_before_weights_are_read(
     assert engine.process.wait(SECONDS) == 2
     assert engine.message.read_text().startswith(words)
     assert '"weights"' not in engine.log.read_text()
+
+
+def test_a_checkpoint_without_a_tensor_is_an_invalid_configuration(
+    tmp_path: Path, start: Callable[..., Ranks]
+) -> None:
+    folder = shutil.copytree(DEMO, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    engine = start(model=folder)
+    assert engine.process.wait(SECONDS) == 2
+    text = engine.message.read_text()
+    assert text.startswith("wrong configuration: rank ")
+    assert "tensors are missing: model.norm.weight" in text
 
 
 def test_indivisible_heads_are_rejected_before_any_rank_starts(start: Callable[..., Ranks]) -> None:

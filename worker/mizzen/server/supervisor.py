@@ -195,7 +195,8 @@ class Supervisor:
             return ExitReason(1, "rank_died", self._ranks[rank - self._first_rank].describe_exit())
         if is_device_lost(message):
             return ExitReason(DEVICE_LOST_EXIT_CODE, "device_lost", f"rank {rank} failed: {message}")
-        if codes.get(rank) == CONFIGURATION_EXIT_CODE:
+        # The rank that reported first need not be the one that exited first.
+        if self._ranks[rank - self._first_rank].wait_for_exit() == CONFIGURATION_EXIT_CODE:
             return ExitReason(CONFIGURATION_EXIT_CODE, MISCONFIGURED, f"rank {rank} failed: {message}")
         return ExitReason(1, "rank_failed", f"rank {rank} failed: {message}")
 

@@ -7,9 +7,11 @@ import logging
 import time
 from collections.abc import Iterable
 
+from mizzen.models.hf_fields import ConfigError
 from mizzen.server.exit_reason import CONFIGURATION_EXIT_CODE
 from mizzen.server.metric_catalogue import INDEX, STARTUP_PHASES, Phase
 from mizzen.server.status_block import Snapshot, StatusWriter
+from mizzen.weights.checkpoint_files import WeightsError
 from mizzen.wire.ranks.group_socket import CannotListen
 
 log = logging.getLogger(__name__)
@@ -65,11 +67,16 @@ class PhaseStatus:
     def exit_code(self, error: BaseException) -> int:
         """Return the exit code for a rank that failed with an error; call this after `fail`.
 
-        A ValueError in the config phase, before weights are read, means that the configuration is invalid.
-        All other errors, such as too little memory or a port in use, might not recur after a restart.
+        A ValueError in the config phase, before weights are read, means that the configuration is invalid,
+        and so does a checkpoint whose tensors do not suit the model. All other errors, such as too little
+        memory, a port in use or a file that cannot be read, might not recur after a restart.
         """
         wrong = isinstance(error, ValueError) and not isinstance(error, CannotListen)
-        return CONFIGURATION_EXIT_CODE if wrong and self._failed_phase == Phase.CONFIG else 1
+        if self._failed_phase == Phase.WEIGHTS:
+            wrong = isinstance(error, (WeightsError, ConfigError)) and error.__cause__ is None
+        elif self._failed_phase != Phase.CONFIG:
+            wrong = False
+        return CONFIGURATION_EXIT_CODE if wrong else 1
 
 
 def phase_progress(ranks: Iterable[Snapshot], phase: Phase) -> float | None:

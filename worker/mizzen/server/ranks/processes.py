@@ -15,6 +15,8 @@ from mizzen.server.ranks.links import RankLinks
 from mizzen.server.serving_loop import ControlCommand
 
 KILL_SECONDS = 5.0
+EXIT_SECONDS = 2.0
+"""Maximum time in seconds between a rank's report that it failed and its exit."""
 
 
 class RankProcess:
@@ -38,6 +40,15 @@ class RankProcess:
         """Send a signal to the rank; do nothing if it has exited."""
         if self.code is None:
             self.process.send_signal(number)
+
+    def wait_for_exit(self) -> int | None:
+        """Wait at most `EXIT_SECONDS` until a rank that has reported its failure exits; return its code."""
+        if self.code is None:
+            try:
+                self.code = self.process.wait(EXIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                pass
+        return self.code
 
     def kill(self) -> None:
         """Kill the process, wait at most `KILL_SECONDS` for its exit, and close the control pipe."""
