@@ -57,6 +57,8 @@ class ExpertNames:
     """Full name of the tensor that holds gate and up of all experts."""
     stacked_down: str = "experts.down_proj"
     """Full name of the tensor that holds the down projections of all experts."""
+    stacked_gate_up_bias: str = "experts.gate_up_proj_bias"
+    stacked_down_bias: str = "experts.down_proj_bias"
     shared: str = "shared_experts"
     shared_gate: str = "shared_expert_gate"
 
@@ -96,6 +98,10 @@ class ExpertsConfig:
     """Factor of the weights."""
     float32_router: bool = False
     """Whether the router's weights are kept in float32 instead of the model's data type."""
+    router_bias: bool = False
+    """Whether a learned bias of each expert is added to its logit, for the choice and for the weight."""
+    biases: bool = False
+    """Whether the gate, up and down projections of the experts have biases."""
     shared_width: int = 0
     """Number of inner elements of the expert that all tokens run through; 0 without such an expert."""
     shared_field: str = "moe_intermediate_size"
@@ -104,6 +110,8 @@ class ExpertsConfig:
     """Whether the shared expert's output is multiplied by the sigmoid of a learned gate."""
     names: ExpertNames = field(default_factory=ExpertNames)
     layout: ExpertLayout = ExpertLayout.SEPARATE
+    interleaved: bool = False
+    """Whether gate and up alternate in tensors of all experts, from gate on; the layout is `TRANSPOSED`."""
 
     @property
     def active_width(self) -> int:

@@ -7,6 +7,8 @@ of the GEMMs. They differ in speed, and in the devices and data types that they 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -18,6 +20,20 @@ ALIGNMENT = 8
 """Number of bfloat16 elements that lie in 16 bytes, the alignment of rows that grouped GEMMs need."""
 GROUPED_CAPABILITY = (9, 0)
 """Compute capability from which PyTorch has a grouped GEMM that needs no synchronisation with the host."""
+
+Biases = Sequence[torch.Tensor | None]
+"""Bias of each expert; None for no bias."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBiases:
+    """Biases of all experts of a layer, as one rank adds them."""
+
+    gate_up: torch.Tensor
+    """Biases of gate and up [experts, 2 * width]."""
+    down: torch.Tensor | None
+    """Biases of the down projections [experts, hidden]. None if another rank adds them: the sum over ranks
+    must contain them once."""
 
 
 class ExpertProduct(Protocol):
@@ -40,9 +56,16 @@ class SortedProduct:
     The numbers of tokens must be known to the host, so that a GPU would have to be synchronised.
     """
 
-    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, activation: GateActivation) -> None:
+    def __init__(
+        self,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        activation: GateActivation,
+        biases: ExpertBiases | None = None,
+    ) -> None:
         """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width]."""
         self.gate_up, self.down, self.activation = gate_up, down, activation
+        self.gate_up_bias, self.down_bias = split_biases(biases, len(down))
 
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return this rank's sums of outputs, float32 [tokens, hidden]; see `ExpertProduct`."""
@@ -53,10 +76,14 @@ class SortedProduct:
         for expert, count in enumerate(pairs.bincount(minlength=len(self.down)).tolist()):
             if count:
                 part = slice(start, start + count)
-                inner = self.activation.gate(F.linear(rows[part], self.gate_up[expert]))
-                outputs[part] = F.linear(inner, self.down[expert])
+                outputs[part] = self.run_expert(rows[part], expert)
                 start += count
         return sum_outputs(outputs, order, weights)
+
+    def run_expert(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
+        """Return the outputs [rows, hidden] of one expert for its inputs [rows, hidden]."""
+        gate_up = F.linear(rows, self.gate_up[expert], self.gate_up_bias[expert])
+        return F.linear(self.activation.gate(gate_up), self.down[expert], self.down_bias[expert])
 
 
 class GroupedProduct:
@@ -65,10 +92,16 @@ class GroupedProduct:
     The numbers of tokens stay on the device, so that a CUDA graph can capture the product.
     """
 
-    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, activation: GateActivation) -> None:
+    def __init__(
+        self,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        activation: GateActivation,
+        biases: ExpertBiases | None = None,
+    ) -> None:
         """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width]."""
         self.gate_up, self.down = gate_up.transpose(1, 2), down.transpose(1, 2)
-        self.activation = activation
+        self.activation, self.biases = activation, biases
         self.experts = torch.arange(len(down), device=down.device)
 
     @staticmethod
@@ -87,7 +120,11 @@ class GroupedProduct:
         pairs, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(pairs, self.experts, right=True, out_int32=True)
         gate_up = F.grouped_mm(x[order // chosen.shape[1]], self.gate_up, offs=ends)
+        if self.biases is not None:
+            gate_up.add_(self.biases.gate_up[pairs])
         outputs = F.grouped_mm(self.activation.gate(gate_up), self.down, offs=ends)
+        if self.biases is not None and self.biases.down is not None:
+            outputs.add_(self.biases.down[pairs])
         return sum_outputs(outputs, order, weights)
 
 
@@ -97,17 +134,25 @@ class MaskedProduct:
     It is slow, but works with all types and sizes without the host knowing the choice.
     """
 
-    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor, activation: GateActivation) -> None:
+    def __init__(
+        self,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        activation: GateActivation,
+        biases: ExpertBiases | None = None,
+    ) -> None:
         """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width]."""
         self.gate_up, self.down, self.activation = gate_up, down, activation
+        self.gate_up_bias, self.down_bias = split_biases(biases, len(down))
 
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return this rank's sums of outputs, float32 [tokens, hidden]; see `ExpertProduct`."""
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for expert in range(len(self.down)):
             hits = chosen == expert
-            inner = self.activation.gate(F.linear(x, self.gate_up[expert]))
-            outputs = F.linear(inner, self.down[expert]).mul((weights * hits).sum(-1, keepdim=True))
+            gate_up = F.linear(x, self.gate_up[expert], self.gate_up_bias[expert])
+            outputs = F.linear(self.activation.gate(gate_up), self.down[expert], self.down_bias[expert])
+            outputs = outputs.mul((weights * hits).sum(-1, keepdim=True))
             # An output that is not finite must not reach tokens that did not choose the expert.
             total.add_(outputs.where(hits.any(-1, keepdim=True), 0))
         return total
@@ -133,16 +178,30 @@ def sum_outputs(outputs: torch.Tensor, order: torch.Tensor, weights: torch.Tenso
     return total
 
 
-def make_product(gate_up: torch.Tensor, down: torch.Tensor, activation: GateActivation) -> ExpertProduct:
+def split_biases(biases: ExpertBiases | None, experts: int) -> tuple[Biases, Biases]:
+    """Return each expert's bias of gate and up, and its bias of the down projection; None for no bias."""
+    none = [None] * experts
+    if biases is None:
+        return none, none
+    return list(biases.gate_up), none if biases.down is None else list(biases.down)
+
+
+def make_product(
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: GateActivation,
+    biases: ExpertBiases | None = None,
+) -> ExpertProduct:
     """Make the fastest product for the device, type and sizes of the experts' weights.
 
     Args:
         gate_up: Gate and up projections [experts, 2 * width, hidden].
         down: Down projections [experts, hidden, width].
         activation: Activation function of the gate.
+        biases: Biases of the projections, if they have any.
     """
     if not gate_up.is_cuda:
-        return SortedProduct(gate_up, down, activation)
+        return SortedProduct(gate_up, down, activation, biases)
     if GroupedProduct.supports(gate_up, down):
-        return GroupedProduct(gate_up, down, activation)
-    return MaskedProduct(gate_up, down, activation)
+        return GroupedProduct(gate_up, down, activation, biases)
+    return MaskedProduct(gate_up, down, activation, biases)
