@@ -146,9 +146,12 @@ def test_a_remote_model_through_transformers_is_sized_by_its_files() -> None:
     assert "unknown without the files of the weights" in format_inspection(result)
 
 
-def test_a_mixture_with_attention_sinks_is_refused() -> None:
-    reason = inspect(MIXTRAL | {"architectures": ["GptOssForCausalLM"]}).reason
+def test_attention_sinks_need_the_native_implementation() -> None:
+    config = KNOWN["unsloth/gpt-oss-20b-BF16"]["config"]
+    assert inspect(config).implementation == "native"
+    reason = inspect(config, **THROUGH_TRANSFORMERS).reason
     assert "architectures lists GptOssForCausalLM, whose layers have attention sinks" in reason
+    assert reason.endswith("use --model-implementation native")
 
 
 def test_the_implementation_can_be_chosen() -> None:

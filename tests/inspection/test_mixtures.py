@@ -68,16 +68,9 @@ def test_a_mixture_with_a_native_implementation_is_shared_by_gpus() -> None:
     assert 0.5 < result.memory_fits[0].weight_bytes / result.weight_bytes < 0.501  # routers are not shared
     message = inspect(MIXTRAL, gpu=40, tensor=2).memory_fits[0].message
     assert message.endswith("use more GPUs (--tensor) or GPUs with more memory")
-
-
-def test_a_mixture_whose_width_cannot_be_divided_is_shared_as_whole_experts() -> None:
-    odd = inspect({**MIXTRAL, "intermediate_size": 14338}, tensor=4)
-    assert (odd.tensor_sizes[0].possible, odd.tensor_sizes[0].expert) == (True, 2)
-    assert "--expert      2 with --tensor 4, since" in format_inspection(odd)
-    odd = inspect({**MIXTRAL, "intermediate_size": 14338, "num_local_experts": 7}, tensor=4)
-    assert odd.tensor_sizes[0].reason == (
-        "intermediate_size (14338) must be a multiple of the tensor ranks (4), or num_local_experts (7) must "
-        "be a multiple of the expert groups (4): use --tensor 1 or 2"
+    odd = inspect({**MIXTRAL, "intermediate_size": 14338}, tensor=4).tensor_sizes[0]
+    assert odd.reason == (
+        "intermediate_size (14338) must be a multiple of the tensor ranks (4): use --tensor 1 or 2"
     )
 
 

@@ -65,6 +65,15 @@ GLM4_MOE = {
     "use_qk_norm": True,
     "attention_bias": True,
 }
+GPT_OSS = {
+    "num_hidden_layers": 3,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 4,
+    "sliding_window": 9,
+    "swiglu_limit": 0.5,
+    "rope_parameters": {**YARN, "truncate": False},
+    "attn_implementation": "eager",
+}
 ERNIE_MOE = {
     "num_hidden_layers": 4,
     "moe_num_experts": 7,
@@ -97,6 +106,7 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm": ("Glm", {"rope_parameters": PARTIAL}),
     "glm4": ("Glm4", {"rope_parameters": PARTIAL, **ODD_HEADS}),
     "glm4-moe": ("Glm4Moe", GLM4_MOE),
+    "gpt-oss": ("GptOss", GPT_OSS),
     "granite": ("Granite", GRANITE),
     "granite-biases": ("Granite", {**GRANITE, "attention_bias": True, "mlp_bias": True}),
     "granite-moe": ("GraniteMoe", {**GRANITE, "num_local_experts": 9, "num_experts_per_tok": 3}),
@@ -196,7 +206,6 @@ REFUSED_OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "Bloom": ({}, "does not use the attention interface"),
     "DiffLlama": ({}, "runs a layer several times"),
     "Doge": ({}, "builds the attention mask itself"),
-    "GptOss": ({"num_local_experts": 4, "num_experts_per_tok": 2}, "attention sinks"),
     "Jamba": ({}, "recurrent state"),
     "Lfm2": (
         {"layer_types": ["conv", "full_attention"]},

@@ -140,7 +140,8 @@ TWINS = (
         "seed-oss",
     ),
     *("smollm3", "starcoder2"),
-    *("ernie4.5-moe", "glm4-moe", "granite-moe", "minimax-m2", "mixtral", "olmoe", "qwen2-moe", "qwen3-moe"),
+    *("ernie4.5-moe", "glm4-moe", "gpt-oss", "granite-moe", "minimax-m2", "mixtral", "olmoe", "qwen2-moe"),
+    "qwen3-moe",
 )
 
 

@@ -13,7 +13,13 @@ import torch.nn.functional as F
 
 from mizzen.layers.activation import ActivationFunction
 from mizzen.layers.context import BuildContext
-from mizzen.layers.experts.products import GroupedProduct, MaskedProduct, SortedProduct, make_product
+from mizzen.layers.experts.products import (
+    ExpertBiases,
+    GroupedProduct,
+    MaskedProduct,
+    SortedProduct,
+    make_product,
+)
 from mizzen.layers.experts.router import ExpertRouter
 from mizzen.layers.experts.weights import ExpertWeights
 from mizzen.layers.sharding import Axis, Mesh
@@ -67,6 +73,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
         "count": 12,
     },
     "floor": {"correction_bias": True, "sum_floor": 0.9},
+    "biased": {"router_bias": True},
     "one": {"per_token": 1, "renormalize": False},
     "all": {"per_token": 9},
 }
@@ -77,10 +84,13 @@ def test_routers_equal_a_plain_loop(kind: str) -> None:
     experts = replace(EXPERTS, **ROUTERS[kind])
     bias = random(experts.count, seed=1) * 0.5 if experts.correction_bias else None
     router = make_router(experts, random(experts.count, HIDDEN, seed=2), bias)
+    logit_bias = torch.zeros(experts.count) if router.logit_bias is None else random(experts.count, seed=7)
+    if router.logit_bias is not None:
+        router.logit_bias.copy_(logit_bias)
     x = random(50, HIDDEN, seed=3)
     chosen, weights = router(x)
     assert chosen.shape == weights.shape == (50, experts.per_token)
-    logits = (x.double() @ router.weight.double().t()).tolist()
+    logits = (x.double() @ router.weight.double().t() + logit_bias).tolist()
     for token, row in enumerate(logits):
         expected = route(experts, row, None if bias is None else bias.tolist())
         found = dict(zip(chosen[token].tolist(), weights[token].tolist(), strict=True))
@@ -99,15 +109,22 @@ def test_the_first_of_equal_experts_are_chosen_in_any_batch() -> None:
 
 
 def reference(
-    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """Return the sums of outputs, float64, of one token and one expert at a time."""
     rows = []
     for token, experts, factors in zip(x.double(), chosen.tolist(), weights.double(), strict=True):
         total = torch.zeros(x.shape[1], dtype=torch.float64)
         for expert, factor in zip(experts, factors, strict=True):
-            gate, up = (gate_up[expert].double() @ token).chunk(2)
-            total += factor * (down[expert].double() @ (F.silu(gate) * up))
+            inner = gate_up[expert].double() @ token + (biases.gate_up[expert] if biases else 0)
+            gate, up = inner.chunk(2)
+            added = biases.down[expert] if biases and biases.down is not None else 0
+            total += factor * (down[expert].double() @ (F.silu(gate) * up) + added)
         rows.append(total)
     return torch.stack(rows)
 
@@ -148,6 +165,17 @@ def test_products_equal_a_plain_loop(kind: Callable[..., Any], tokens: int, dtyp
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=30 * tolerance)
 
 
+@pytest.mark.parametrize("adds_down", [False, True])
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_biases_are_those_of_the_chosen_experts(kind: Callable[..., Any], adds_down: bool) -> None:
+    gate_up, down = make_weights()
+    biases = ExpertBiases(random(9, 16, seed=8), random(9, HIDDEN, seed=9) if adds_down else None)
+    x, chosen, weights = random(33, HIDDEN, seed=6), choose_unequally(33), random(33, 3).abs()
+    found = kind(gate_up, down, ACTIVATION, biases)(x, chosen, weights)
+    expected = reference(x, gate_up, down, chosen, weights, biases)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", PRODUCTS)
 def test_one_expert_may_get_all_tokens(kind: Callable[..., Any]) -> None:
     gate_up, down = make_weights()
@@ -178,40 +206,14 @@ def test_a_token_has_the_same_result_in_any_company(kind: Callable[..., Any]) ->
     assert padded[25:].isnan().all()
 
 
-@pytest.mark.parametrize("kind", PRODUCTS)
-def test_products_of_ranks_with_different_experts_add_up(kind: Callable[..., Any]) -> None:
-    """Integers make all sums exact. One of the four ranks holds only an expert that no token has chosen."""
-    gate_up, down = ((weights * 2).round() for weights in make_weights())
-    activation = ActivationFunction(BUILD, Activation.RELU2)
-    x, chosen = (random(30, HIDDEN) * 2).round(), choose_unequally(30)
-    weights = (random(30, 3).abs() * 4).round()
-    whole = kind(gate_up, down, activation)(x, chosen, weights)
-    total = torch.zeros_like(whole)
-    for held in (slice(0, 3), slice(3, 6), slice(6, 7), slice(7, 9)):
-        count = held.stop - held.start
-        indices = torch.full((9,), count)
-        indices[held] = torch.arange(count)
-        product = kind(gate_up[held], down[held], activation, partial=True)
-        part = product(x, indices[chosen], weights)
-        alone = product(x[4:5], indices[chosen[4:5]], weights[4:5])
-        assert torch.equal(alone, part[4:5])
-        assert not part[(indices[chosen] == count).all(1)].any()
-        total += part
-    assert torch.equal(total, whole)
-
-
 def test_other_devices_than_gpus_sort() -> None:
     assert isinstance(make_product(*make_weights(), ACTIVATION), SortedProduct)
     assert not GroupedProduct.supports(*make_weights(torch.bfloat16))
 
 
-GRIDS = [(1, 1), (2, 1), (4, 1), (3, 3), (6, 3), (12, 3), (9, 9)]
-"""Numbers of ranks, and of groups of ranks with different experts."""
-
-
-@pytest.mark.parametrize(("ranks", "groups"), GRIDS)
+@pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("layout", ExpertLayout)
-def test_every_element_of_all_layouts_is_on_one_rank(layout: ExpertLayout, ranks: int, groups: int) -> None:
+def test_shards_of_all_layouts_are_those_of_every_expert(layout: ExpertLayout, ranks: int) -> None:
     gate_up, down = make_weights()
     gate, up = gate_up.chunk(2, dim=1)
     names = EXPERTS.names
@@ -221,10 +223,9 @@ def test_every_element_of_all_layouts_is_on_one_rank(layout: ExpertLayout, ranks
     for expert in range(9) if layout is ExpertLayout.SEPARATE else ():
         parts = {"gate_proj": gate, "up_proj": up, "down_proj": down}
         tensors |= {f"mlp.experts.{expert}.{name}.weight": part[expert] for name, part in parts.items()}
-    per_group, count = ranks // groups, EXPERTS.count // groups
-    size = EXPERTS.width // per_group
+    size = EXPERTS.width // ranks
     for rank in range(ranks):
-        build = replace(BUILD, mesh=Mesh(Axis(rank, ranks), groups))
+        build = replace(BUILD, mesh=Mesh(Axis(rank, ranks)))
         weights = ExpertWeights(build, replace(EXPERTS, layout=layout), HIDDEN, "mlp.")
         for parameter in (weights.gate_up, weights.down):
             parameter.fill_(NAN)
@@ -232,11 +233,37 @@ def test_every_element_of_all_layouts_is_on_one_rank(layout: ExpertLayout, ranks
             tensor = tensors[target.name]
             assert tensor.shape == target.shape
             target.destination.copy_(tensor[target.shard])
-        group, part = divmod(rank, per_group)
-        held, own = slice(group * count, (group + 1) * count), slice(part * size, (part + 1) * size)
-        assert torch.equal(weights.gate_up, torch.cat([gate[held, own], up[held, own]], dim=1))
-        assert torch.equal(weights.down, down[held, :, own])
-        chosen = torch.arange(9).view(3, 3)
-        local = [min(expert - held.start, count) if expert >= held.start else count for expert in range(9)]
-        assert weights.localize(chosen).flatten().tolist() == local
-        assert weights.partial == (groups > 1)
+        own = slice(rank * size, (rank + 1) * size)
+        assert torch.equal(weights.gate_up, torch.cat([gate[:, own], up[:, own]], dim=1))
+        assert torch.equal(weights.down, down[:, :, own])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_shards_of_alternating_gate_and_up_have_the_gate_first(ranks: int) -> None:
+    """Rank 0 alone holds the biases of the down projections."""
+    gate_up, down = make_weights()
+    bias, down_bias = random(9, 16, seed=8), random(9, HIDDEN, seed=9)
+    names, width = EXPERTS.names, EXPERTS.width
+    pairs = torch.stack(gate_up.chunk(2, dim=1), dim=2)
+    tensors = {
+        names.stacked_gate_up: pairs.permute(0, 3, 1, 2),
+        names.stacked_down: down.transpose(1, 2),
+        names.stacked_gate_up_bias: torch.stack(bias.chunk(2, dim=1), dim=2),
+        names.stacked_down_bias: down_bias,
+    }
+    experts = replace(EXPERTS, layout=ExpertLayout.TRANSPOSED, interleaved=True, biases=True)
+    size = width // ranks
+    for rank in range(ranks):
+        weights = ExpertWeights(replace(BUILD, mesh=Mesh(Axis(rank, ranks))), experts, HIDDEN, "")
+        for target in weights.targets():
+            assert tensors[target.name].shape == target.shape
+            target.destination.copy_(tensors[target.name][target.shard])
+        own = slice(rank * size, (rank + 1) * size)
+        rows = torch.cat([torch.arange(own.start, own.stop) + first for first in (0, width)])
+        assert torch.equal(weights.gate_up, gate_up[:, rows])
+        assert torch.equal(weights.down, down[:, :, own])
+        assert weights.biases is not None
+        assert torch.equal(weights.biases.gate_up, bias[:, rows])
+        assert (weights.biases.down is None) == (rank > 0)
+        if weights.biases.down is not None:
+            assert torch.equal(weights.biases.down, down_bias)

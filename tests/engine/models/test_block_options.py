@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of the block that no dense family uses equal the functions of gpt-oss in Transformers."""
+"""Attention sinks and the clamped gate in dense blocks equal the functions of gpt-oss in Transformers."""
 
 from __future__ import annotations
 

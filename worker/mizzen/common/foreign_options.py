@@ -123,8 +123,7 @@ FOREIGN_OPTIONS = (
     ForeignOption(
         vllm=("--enable-expert-parallel", "-ep"),
         sglang=("--expert-parallel-size", "--ep-size", "--ep"),
-        options=("--expert N",),
-        remark="N divides `--tensor`; N groups of ranks hold different experts.",
+        advice="expert parallelism is not supported; --tensor N shards every expert of a native model",
     ),
     ForeignOption(
         **_both("--nnodes"),

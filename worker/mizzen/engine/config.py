@@ -56,13 +56,6 @@ class EngineOptions:
         None, "Maximum number of prompt and output tokens together; by default the model's limit", low=2
     )
     tensor: int = option(1, "Tensor parallel size: number of ranks (GPUs) that share the model", low=1)
-    expert: int | None = option(
-        None,
-        "Expert parallel size: number of groups of ranks that hold different experts of a mixture, a divisor "
-        "of the tensor parallel size; the smallest possible one by default. The ranks of a group share the "
-        "width of each expert",
-        low=1,
-    )
     nodes: int = option(
         1,
         "Number of pods or machines that share the ranks; works only in `mizzen engine`, with --node-rank",
@@ -160,8 +153,6 @@ class EngineOptions:
             ValueError: A value is invalid; the message names the option and the allowed values.
         """
         check(self)
-        if self.expert is not None and self.tensor % self.expert:
-            raise ValueError(f"--expert {self.expert} must divide --tensor {self.tensor}")
         if self.tensor % self.nodes:
             raise ValueError(f"--tensor {self.tensor} must be a multiple of --nodes {self.nodes}")
         if self.nodes > 1 and self.all_reduce not in ("auto", "nccl"):

@@ -30,8 +30,6 @@ class EngineInfo:
     device: str
     implementation: str = "native"
     """Implementation of the model: "native" or "transformers"."""
-    expert: int = 1
-    """Number of groups of ranks that hold different experts of a mixture."""
     generates: bool = True
     """Whether the model generates tokens; False for embedding models, which have no LM head."""
     attention: tuple[str, str] = ("", "")

@@ -58,19 +58,17 @@ class ActivationFunction:
 
 
 class ClampedSwiGLU(ActivationFunction):
-    """The gate of gpt-oss: g * sigmoid(1.702 * g) * (u + 1), with clamped g and u."""
+    """The gate of gpt-oss: g * sigmoid(slope * g) * (u + 1), with clamped g and u."""
 
-    SLOPE = 1.702
-
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, slope: float) -> None:
         self.kind = Activation.CLAMPED_SWIGLU
         self.fused = False
-        self.limit = limit
+        self.limit, self.slope = limit, slope
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the function of the gate alone, as a new tensor."""
         x = x.clamp(max=self.limit)
-        return x * torch.sigmoid(self.SLOPE * x)
+        return x * torch.sigmoid(self.slope * x)
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Return the gated product [tokens, size] for gate and up together, [tokens, 2 * size]."""
@@ -130,6 +128,6 @@ def make_activation(build: BuildContext, block: BlockConfig, prefix: str) -> Act
         case Activation.CLAMPED_SWIGLU:
             if not block.has_gate:
                 raise ValueError("the activation clamped_swiglu needs a gate projection")
-            return ClampedSwiGLU(block.gate_limit)
+            return ClampedSwiGLU(block.gate_limit, block.gate_slope)
         case kind:
             return ActivationFunction(build, kind)

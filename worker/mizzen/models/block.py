@@ -60,8 +60,8 @@ class Activation(enum.StrEnum):
     XIELU = "xielu"
     """xIELU (arXiv 2411.13010), whose two parameters are learned for each layer."""
     CLAMPED_SWIGLU = "clamped_swiglu"
-    """The gate of gpt-oss: g * sigmoid(1.702 * g) * (u + 1), with g clamped to at most `gate_limit`, and u to
-    plus or minus `gate_limit`; g and u are the gate and up projections."""
+    """The gate of gpt-oss: g * sigmoid(gate_slope * g) * (u + 1), with g clamped to at most `gate_limit`, and
+    u to plus or minus `gate_limit`; g and u are the gate and up projections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +97,7 @@ class TensorNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockConfig:
-    """A decoder layer, described by data.
-
-    `attention_sinks` and `gate_limit` are for gpt-oss, which also needs experts: no family uses them yet.
-    """
+    """A decoder layer, described by data."""
 
     norm: NormKind = NormKind.RMS
     norm_bias: bool = False
@@ -120,6 +117,8 @@ class BlockConfig:
     activation: Activation = Activation.SILU
     gate_limit: float = 7.0
     """Limit of `CLAMPED_SWIGLU`."""
+    gate_slope: float = 1.702
+    """Factor of g within the sigmoid of `CLAMPED_SWIGLU`."""
     residual_multiplier: float = 1.0
     """Factor of the outputs of attention and feed-forward block before they are added (Granite)."""
     names: TensorNames = field(default_factory=TensorNames)

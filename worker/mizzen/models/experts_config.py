@@ -8,7 +8,7 @@ Importing this module does not import torch: the supervisor reads configurations
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from mizzen.models.hf_fields import Fields
 from mizzen.models.quantization import check_unquantized
@@ -57,6 +57,8 @@ class ExpertNames:
     """Full name of the tensor that holds gate and up of all experts."""
     stacked_down: str = "experts.down_proj"
     """Full name of the tensor that holds the down projections of all experts."""
+    stacked_gate_up_bias: str = "experts.gate_up_proj_bias"
+    stacked_down_bias: str = "experts.down_proj_bias"
     shared: str = "shared_experts"
     shared_gate: str = "shared_expert_gate"
 
@@ -71,8 +73,6 @@ class ExpertsConfig:
 
     count: int
     """Number of experts in each layer that has any."""
-    count_field: str = "num_experts"
-    """Field of config.json with that number, for error messages."""
     per_token: int
     """Number of experts that a token runs through."""
     width: int
@@ -98,6 +98,10 @@ class ExpertsConfig:
     """Factor of the weights."""
     float32_router: bool = False
     """Whether the router's weights are kept in float32 instead of the model's data type."""
+    router_bias: bool = False
+    """Whether a learned bias of each expert is added to its logit, for the choice and for the weight."""
+    biases: bool = False
+    """Whether the gate, up and down projections of the experts have biases."""
     shared_width: int = 0
     """Number of inner elements of the expert that all tokens run through; 0 without such an expert."""
     shared_field: str = "moe_intermediate_size"
@@ -106,6 +110,8 @@ class ExpertsConfig:
     """Whether the shared expert's output is multiplied by the sigmoid of a learned gate."""
     names: ExpertNames = field(default_factory=ExpertNames)
     layout: ExpertLayout = ExpertLayout.SEPARATE
+    interleaved: bool = False
+    """Whether gate and up alternate in tensors of all experts, from gate on; the layout is `TRANSPOSED`."""
 
     @property
     def active_width(self) -> int:
@@ -117,7 +123,7 @@ PER_TOKEN = ("num_experts_per_tok", "moe_k")
 
 
 def check_experts(fields: Fields, experts: ExpertsConfig, *, count: str) -> ExpertsConfig:
-    """Check the numbers of experts and groups, and return the configuration with the name `count`.
+    """Check the numbers of experts and groups, and return the configuration.
 
     Args:
         fields: Fields of config.json.
@@ -131,7 +137,6 @@ def check_experts(fields: Fields, experts: ExpertsConfig, *, count: str) -> Expe
     check_unquantized(fields)
     if experts.per_token > experts.count:
         raise fields.error(fields.first_set(PER_TOKEN), f"must be at most {count} ({experts.count})")
-    experts = replace(experts, count_field=count)
     if experts.groups == 1:
         return experts
     size, rest = divmod(experts.count, experts.groups)

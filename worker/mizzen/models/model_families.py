@@ -17,6 +17,7 @@ from mizzen.models.families import (
     exaone4,
     gemma,
     glm,
+    gpt_oss,
     granite,
     hunyuan,
     llama,
@@ -87,6 +88,7 @@ FAMILIES: tuple[Family, ...] = (
         "GLM-4 9B; GLM-4-0414 9B and 32B; GLM-4.5, 4.5-Air, 4.6 and 4.7",
         {glm.GLM: glm.parse_glm, glm.GLM4: glm.parse_glm4, glm.GLM4_MOE: glm.parse_moe},
     ),
+    Family("gpt-oss", "gpt-oss 20B and 120B", {gpt_oss.ARCHITECTURE: gpt_oss.parse_config}),
     Family(
         "Granite",
         "Granite 3; Granite 3 1B-A400M and 3B-A800M; of Granite 4.0, 350M, 1B and Micro",

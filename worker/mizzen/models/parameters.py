@@ -43,8 +43,10 @@ def count_feed_forward(config: ModelConfig, ranks: int, *, active: bool) -> int:
     if experts is None:
         return config.layers * dense
     routed = experts.per_token if active else experts.count
-    mixture = 3 * config.hidden_size * (routed * experts.width // ranks)
-    mixture += experts.count * (config.hidden_size + experts.correction_bias)
+    mixture = routed * 3 * config.hidden_size * (experts.width // ranks)
+    mixture += experts.count * (config.hidden_size + experts.correction_bias + experts.router_bias)
+    if experts.biases:
+        mixture += routed * (2 * (experts.width // ranks) + config.hidden_size)
     if experts.shared_width:
         mixture += count_mlp(config, experts.shared_width // ranks)
         mixture += config.hidden_size * experts.shared_gate

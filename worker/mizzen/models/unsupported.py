@@ -154,8 +154,8 @@ def _explain_sinks(fields: Fields, names: list[str]) -> ConfigError | None:
         return None
     return fields.unsupported(
         "architectures",
-        f"lists {_listed(found)}, whose layers have attention sinks, which are not supported in a mixture of "
-        f"experts: {USE_ANOTHER}",
+        f"lists {_listed(found)}, whose layers have attention sinks, which only the native implementation "
+        "supports: use --model-implementation native",
     )
 
 

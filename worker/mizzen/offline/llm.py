@@ -61,7 +61,6 @@ class LLM:
         model_implementation: Literal["auto", "native", "transformers"] = "auto",
         context_length: int | None = None,
         tensor: int = 1,
-        expert: int | None = None,
         all_reduce: Literal[
             "auto", "nccl", "one-shot", "two-shot", "push", "fused", "fused-two-shot"
         ] = "auto",
@@ -113,9 +112,6 @@ class LLM:
             context_length: Maximum number of prompt and output tokens together; by default the model's
                 limit.
             tensor: Tensor parallel size: number of ranks (GPUs) that share the model.
-            expert: Expert parallel size: number of groups of ranks that hold different experts of a mixture,
-                a divisor of the tensor parallel size; the smallest possible one by default. The ranks of a
-                group share the width of each expert.
             all_reduce: All-reduce algorithm of ranks on cuda; auto selects the fastest one for each
                 message size.
             threads: Number of CPU threads for the model on cpu; all cores by default.
@@ -173,7 +169,6 @@ class LLM:
             model_implementation=model_implementation,
             context_length=context_length,
             tensor=tensor,
-            expert=expert,
             all_reduce=all_reduce,
             threads=threads,
             mask_threads=mask_threads,

@@ -15,12 +15,13 @@ from mizzen.weights.load import open_safetensors
 def with_expert_layout(config: ModelConfig, folder: Path) -> ModelConfig:
     """Return the configuration with the layout of the experts in the files of a model folder.
 
-    A model without experts is returned unchanged. Loading checks later that all layers have the same layout.
+    A model without experts, or whose family has only one layout, is returned unchanged. Loading checks later
+    that all layers have the same layout.
 
     Raises:
         WeightsError: a file cannot be read.
     """
-    if config.experts is None:
+    if config.experts is None or config.experts.interleaved:
         return config
     layout = find_layout(folder, config.experts, config.hidden_size)
     return replace(config, experts=replace(config.experts, layout=layout))

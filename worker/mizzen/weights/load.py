@@ -181,11 +181,15 @@ def load_checkpoint(
 def read_shard(source: Any, target: WeightTarget) -> torch.Tensor:
     """Read this rank's shard of a tensor, which may have another shape than the target names first.
 
-    `source` is a safetensors slice.
+    `source` is a safetensors slice. Of the dimensions before the first that differs, only the shard is read.
     """
-    if tuple(source.get_shape()) == target.shape:
+    stored = tuple(source.get_shape())
+    if stored == target.shape:
         return source[target.shard or ...]
-    return source[...].reshape(target.shape)[target.shard]
+    equal = next(i for i in range(len(stored) + 1) if stored[: i + 1] != target.shape[: i + 1])
+    part = source[target.shard[:equal]] if equal else source[...]
+    whole = (slice(None),) * equal
+    return part.reshape(*part.shape[:equal], *target.shape[equal:])[(*whole, *target.shard[equal:])]
 
 
 def read_staged(tensor: StagedTensor) -> torch.Tensor:
@@ -287,8 +291,6 @@ def fill_dummy(targets: Iterable[WeightTarget], *, seed: int, progress: Progress
 
 def fill_target(target: WeightTarget, destination: torch.Tensor, seed: int) -> None:
     """Fill the destination of one target with dummy values."""
-    if not destination.numel():
-        return
     generator = torch.Generator(destination.device).manual_seed(seed ^ zlib.crc32(target.name.encode()))
     if isinstance(target.fill, int | float):
         destination.fill_(target.fill)

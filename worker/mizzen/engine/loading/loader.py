@@ -47,7 +47,6 @@ from mizzen.engine.loading.warmup import make_runner, warm_up
 from mizzen.engine.sampling.logits_params import TokenMasks
 from mizzen.engine.uploader import Uploader
 from mizzen.layers.linear_methods.base import LinearMethod
-from mizzen.layers.sharding import choose_expert_groups
 from mizzen.models.config import ModelConfig
 from mizzen.models.registry import read_config, read_end_tokens
 from mizzen.parallel.collectives import SINGLE_RANK
@@ -219,7 +218,6 @@ def build_model(
         dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
         device=options.device,
         implementation=config.implementation,
-        expert=choose_expert_groups(config, options.tensor, options.expert),
         generates=config.generates,
         attention=step.attention.backend_names,
         device_bytes=memory.total,
@@ -242,7 +240,6 @@ def log_loaded(info: EngineInfo) -> None:
     decode, prefill = info.attention
     fields = {
         "model_implementation": info.implementation,
-        "expert_groups": info.expert,
         "quantization": info.quantization,
         "weights_bytes": info.weights_bytes,
         "kv_bytes": info.kv_bytes,

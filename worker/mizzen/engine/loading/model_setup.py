@@ -40,7 +40,7 @@ from mizzen.layers.linear_methods.quantized_gpu import make_quantized_linear
 from mizzen.layers.linear_methods.small_batch import SmallBatchLinear
 from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
 from mizzen.layers.quantized.stored_layer import IGNORED, ZEROS
-from mizzen.layers.sharding import Axis, Mesh, choose_expert_groups
+from mizzen.layers.sharding import Axis, Mesh
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.base import DecoderModel
 from mizzen.models.config import ModelConfig
@@ -111,7 +111,7 @@ def make_model(
     build = BuildContext(
         device=group.config.device if group else torch.device(options.device),
         dtype=dtype,
-        mesh=make_mesh(options, config, group),
+        mesh=Mesh(Axis(group.rank, group.size)) if group else Mesh(),
         make_linear=choose_linear(
             config.quantization,
             SmallBatchLinear if fused else UnquantizedLinear,
@@ -146,13 +146,6 @@ def make_model(
             group.barrier("loaded")  # the check sums over ranks, and must not wait for their weights
         check_transformers_model(model, build.device)
     return model
-
-
-def make_mesh(options: EngineOptions, config: ModelConfig, group: RankGroup | None) -> Mesh:
-    """Return a rank's place on the axes along which the model is sharded; `group` is None for one rank."""
-    if group is None:
-        return Mesh()
-    return Mesh(Axis(group.rank, group.size), choose_expert_groups(config, group.size, options.expert))
 
 
 def log_precision(options: EngineOptions, config: ModelConfig, dtype: torch.dtype) -> None:

@@ -2,12 +2,13 @@
 """Products of tokens with the experts that a router has chosen for them.
 
 All products are the same function of each token, whatever other tokens are in the batch, up to the rounding
-of the GEMMs. They differ in speed, and in the devices and data types that they support. A rank may hold only
-some of the experts: choices of others contribute nothing to its sums.
+of the GEMMs. They differ in speed, and in the devices and data types that they support.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -20,6 +21,20 @@ ALIGNMENT = 8
 GROUPED_CAPABILITY = (9, 0)
 """Compute capability from which PyTorch has a grouped GEMM that needs no synchronisation with the host."""
 
+Biases = Sequence[torch.Tensor | None]
+"""Bias of each expert; None for no bias."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBiases:
+    """Biases of all experts of a layer, as one rank adds them."""
+
+    gate_up: torch.Tensor
+    """Biases of gate and up [experts, 2 * width]."""
+    down: torch.Tensor | None
+    """Biases of the down projections [experts, hidden]. None if another rank adds them: the sum over ranks
+    must contain them once."""
+
 
 class ExpertProduct(Protocol):
     """Runs tokens through their experts, and sums the weighted outputs."""
@@ -29,8 +44,7 @@ class ExpertProduct(Protocol):
 
         Args:
             x: Inputs [tokens, hidden].
-            chosen: Indices of each token's experts in the weights of this rank, int64
-                [tokens, experts per token]; the number of these weights stands for an expert of another rank.
+            chosen: Indices of each token's experts, int64 [tokens, experts per token].
             weights: Factors of their outputs, float32 of the same shape.
         """
         ...
@@ -43,14 +57,15 @@ class SortedProduct:
     """
 
     def __init__(
-        self, gate_up: torch.Tensor, down: torch.Tensor, activation: GateActivation, *, partial: bool = False
+        self,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        activation: GateActivation,
+        biases: ExpertBiases | None = None,
     ) -> None:
-        """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width].
-
-        `partial` says that other ranks hold further experts.
-        """
+        """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width]."""
         self.gate_up, self.down, self.activation = gate_up, down, activation
-        self.partial = partial
+        self.gate_up_bias, self.down_bias = split_biases(biases, len(down))
 
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return this rank's sums of outputs, float32 [tokens, hidden]; see `ExpertProduct`."""
@@ -58,31 +73,35 @@ class SortedProduct:
         order = pairs.argsort(stable=True)
         rows, outputs = x[order // chosen.shape[1]], x.new_empty(len(order), x.shape[1])
         start = 0
-        for expert, count in enumerate(pairs.bincount(minlength=len(self.down))[: len(self.down)].tolist()):
+        for expert, count in enumerate(pairs.bincount(minlength=len(self.down)).tolist()):
             if count:
                 part = slice(start, start + count)
-                inner = self.activation.gate(F.linear(rows[part], self.gate_up[expert]))
-                outputs[part] = F.linear(inner, self.down[expert])
+                outputs[part] = self.run_expert(rows[part], expert)
                 start += count
-        return sum_outputs(outputs, order, weights, chosen == len(self.down) if self.partial else None)
+        return sum_outputs(outputs, order, weights)
+
+    def run_expert(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
+        """Return the outputs [rows, hidden] of one expert for its inputs [rows, hidden]."""
+        gate_up = F.linear(rows, self.gate_up[expert], self.gate_up_bias[expert])
+        return F.linear(self.activation.gate(gate_up), self.down[expert], self.down_bias[expert])
 
 
 class GroupedProduct:
     """Sorts pairs of token and expert by expert, and multiplies all of them in one grouped GEMM.
 
-    The numbers of tokens stay on the device, so that a CUDA graph can capture the product. Pairs with experts
-    of other ranks are sorted last, behind the end of the last GEMM.
+    The numbers of tokens stay on the device, so that a CUDA graph can capture the product.
     """
 
     def __init__(
-        self, gate_up: torch.Tensor, down: torch.Tensor, activation: GateActivation, *, partial: bool = False
+        self,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        activation: GateActivation,
+        biases: ExpertBiases | None = None,
     ) -> None:
-        """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width].
-
-        `partial` says that other ranks hold further experts.
-        """
+        """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width]."""
         self.gate_up, self.down = gate_up.transpose(1, 2), down.transpose(1, 2)
-        self.activation, self.partial = activation, partial
+        self.activation, self.biases = activation, biases
         self.experts = torch.arange(len(down), device=down.device)
 
     @staticmethod
@@ -101,8 +120,12 @@ class GroupedProduct:
         pairs, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(pairs, self.experts, right=True, out_int32=True)
         gate_up = F.grouped_mm(x[order // chosen.shape[1]], self.gate_up, offs=ends)
+        if self.biases is not None:
+            gate_up.add_(self.biases.gate_up[pairs])
         outputs = F.grouped_mm(self.activation.gate(gate_up), self.down, offs=ends)
-        return sum_outputs(outputs, order, weights, chosen == len(self.down) if self.partial else None)
+        if self.biases is not None and self.biases.down is not None:
+            outputs.add_(self.biases.down[pairs])
+        return sum_outputs(outputs, order, weights)
 
 
 class MaskedProduct:
@@ -112,29 +135,30 @@ class MaskedProduct:
     """
 
     def __init__(
-        self, gate_up: torch.Tensor, down: torch.Tensor, activation: GateActivation, *, partial: bool = False
+        self,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        activation: GateActivation,
+        biases: ExpertBiases | None = None,
     ) -> None:
-        """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width].
-
-        `partial` says that other ranks hold further experts, which makes no difference here.
-        """
+        """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width]."""
         self.gate_up, self.down, self.activation = gate_up, down, activation
+        self.gate_up_bias, self.down_bias = split_biases(biases, len(down))
 
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return this rank's sums of outputs, float32 [tokens, hidden]; see `ExpertProduct`."""
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for expert in range(len(self.down)):
             hits = chosen == expert
-            inner = self.activation.gate(F.linear(x, self.gate_up[expert]))
-            outputs = F.linear(inner, self.down[expert]).mul((weights * hits).sum(-1, keepdim=True))
+            gate_up = F.linear(x, self.gate_up[expert], self.gate_up_bias[expert])
+            outputs = F.linear(self.activation.gate(gate_up), self.down[expert], self.down_bias[expert])
+            outputs = outputs.mul((weights * hits).sum(-1, keepdim=True))
             # An output that is not finite must not reach tokens that did not choose the expert.
             total.add_(outputs.where(hits.any(-1, keepdim=True), 0))
         return total
 
 
-def sum_outputs(
-    outputs: torch.Tensor, order: torch.Tensor, weights: torch.Tensor, foreign: torch.Tensor | None
-) -> torch.Tensor:
+def sum_outputs(outputs: torch.Tensor, order: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return the weighted sum of each token's outputs, float32 [tokens, hidden].
 
     A token's outputs are added one by one, in the order of its experts: its sum is the same in any batch.
@@ -143,24 +167,30 @@ def sum_outputs(
         outputs: Outputs [pairs, hidden] of all pairs of token and expert, sorted by expert.
         order: Index of each output's pair, int64 [pairs]; pair i is that of token i // experts per token.
         weights: Factors of the outputs, float32 [tokens, experts per token].
-        foreign: Pairs whose expert another rank holds, bool [tokens, experts per token]; their outputs may
-            hold anything, and are left out. None if this rank holds all experts.
     """
     tokens, per_token = weights.shape
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device)
     places = places.view(tokens, per_token)
-    total = torch.zeros((tokens, outputs.shape[1]), dtype=torch.float32, device=outputs.device)
-    for k in range(per_token):
-        terms = outputs[places[:, k]]
-        if foreign is not None:
-            terms.masked_fill_(foreign[:, k : k + 1], 0)
-        total.addcmul_(terms, weights[:, k : k + 1])
+    total = outputs[places[:, 0]].float().mul_(weights[:, :1])
+    for k in range(1, per_token):
+        total.addcmul_(outputs[places[:, k]], weights[:, k : k + 1])
     return total
 
 
+def split_biases(biases: ExpertBiases | None, experts: int) -> tuple[Biases, Biases]:
+    """Return each expert's bias of gate and up, and its bias of the down projection; None for no bias."""
+    none = [None] * experts
+    if biases is None:
+        return none, none
+    return list(biases.gate_up), none if biases.down is None else list(biases.down)
+
+
 def make_product(
-    gate_up: torch.Tensor, down: torch.Tensor, activation: GateActivation, *, partial: bool = False
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: GateActivation,
+    biases: ExpertBiases | None = None,
 ) -> ExpertProduct:
     """Make the fastest product for the device, type and sizes of the experts' weights.
 
@@ -168,10 +198,10 @@ def make_product(
         gate_up: Gate and up projections [experts, 2 * width, hidden].
         down: Down projections [experts, hidden, width].
         activation: Activation function of the gate.
-        partial: Whether other ranks hold further experts.
+        biases: Biases of the projections, if they have any.
     """
     if not gate_up.is_cuda:
-        return SortedProduct(gate_up, down, activation, partial=partial)
+        return SortedProduct(gate_up, down, activation, biases)
     if GroupedProduct.supports(gate_up, down):
-        return GroupedProduct(gate_up, down, activation, partial=partial)
-    return MaskedProduct(gate_up, down, activation, partial=partial)
+        return GroupedProduct(gate_up, down, activation, biases)
+    return MaskedProduct(gate_up, down, activation, biases)

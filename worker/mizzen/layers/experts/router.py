@@ -21,6 +21,7 @@ class ExpertRouter:
 
     def __init__(self, build: BuildContext, experts: ExpertsConfig, hidden: int, prefix: str) -> None:
         self.config = experts
+        self.prefix = prefix
         self.name = f"{prefix}{experts.names.router}.weight"
         self.bias_name = prefix + experts.names.correction_bias
         dtype = torch.float32 if experts.float32_router else build.dtype
@@ -28,6 +29,11 @@ class ExpertRouter:
         self.bias = (
             torch.empty(experts.count, dtype=torch.float32, device=build.device)
             if experts.correction_bias
+            else None
+        )
+        self.logit_bias = (
+            torch.empty(experts.count, dtype=torch.float32, device=build.device)
+            if experts.router_bias
             else None
         )
 
@@ -48,6 +54,13 @@ class ExpertRouter:
                 shard=tuple(slice(0, size) for size in shape),
                 destination=self.bias.view(shape),
                 fill=0.0,
+            )
+        if self.logit_bias is not None:
+            yield WeightTarget(
+                name=f"{self.prefix}{self.config.names.router}.bias",
+                shape=(count,),
+                shard=(slice(0, count),),
+                destination=self.logit_bias,
             )
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,8 +87,9 @@ class ExpertRouter:
     def compute_logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits, float32 [tokens, experts]; the products are summed in float32."""
         if x.is_cuda and x.dtype == self.weight.dtype != torch.float32:
-            return torch.mm(x, self.weight.t(), out_dtype=torch.float32)
-        return F.linear(x.float(), self.weight.float())
+            logits = torch.mm(x, self.weight.t(), out_dtype=torch.float32)
+            return logits if self.logit_bias is None else logits.add_(self.logit_bias)
+        return F.linear(x.float(), self.weight.float(), self.logit_bias)
 
     def mask_groups(self, preferences: torch.Tensor) -> torch.Tensor:
         """Return the preferences [tokens, experts], with -inf in all but the best groups of each token."""

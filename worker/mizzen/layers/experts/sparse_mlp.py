@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mizzen.layers.activation import ActivationFunction
+from mizzen.layers.activation import make_activation
 from mizzen.layers.context import BuildContext
 from mizzen.layers.experts.products import make_product
 from mizzen.layers.experts.router import ExpertRouter
@@ -58,20 +58,18 @@ class Mixture:
     def __init__(self, build: BuildContext, config: ModelConfig, experts: ExpertsConfig, prefix: str) -> None:
         self.router = ExpertRouter(build, experts, config.hidden_size, prefix)
         self.weights = ExpertWeights(build, experts, config.hidden_size, prefix)
-        activation = ActivationFunction(build, config.block.activation)
-        self.product = make_product(
-            self.weights.gate_up, self.weights.down, activation, partial=self.weights.partial
-        )
+        activation = make_activation(build, config.block, prefix)
+        weights = self.weights
+        self.product = make_product(weights.gate_up, weights.down, activation, weights.biases)
         self.shared = SharedExpert(build, config, experts, prefix) if experts.shared_width else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Run x [tokens, hidden] through its experts; return this rank's partial sum [tokens, hidden].
 
-        Every inner element of every expert is on one rank, also those of the shared expert, so that the sum
+        Each rank holds a shard of the inner elements of every expert, also of the shared one, so that the sum
         over ranks contains every output once.
         """
-        chosen, weights = self.router(x)
-        total = self.product(x, self.weights.localize(chosen), weights)
+        total = self.product(x, *self.router(x))
         if self.shared is not None:
             total.add_(self.shared(x))
         return total.to(x.dtype)

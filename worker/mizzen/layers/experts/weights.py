@@ -3,112 +3,124 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
 from mizzen.layers.context import BuildContext
+from mizzen.layers.experts.products import ExpertBiases
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.experts_config import ExpertLayout, ExpertsConfig
 
 
 class ExpertWeights:
-    """Weights of the experts of a layer that this rank holds: `held`, and `shard` of their inner elements.
+    """Weights of all experts of a layer; each rank holds a shard of the inner elements of every expert.
 
-    `gate_up` is [experts held, 2 * width of this rank, hidden], gate before up, and `down` is
-    [experts held, hidden, width of this rank].
+    `gate_up` is [experts, 2 * width of this rank, hidden], gate before up, and `down` is
+    [experts, hidden, width of this rank]. `biases` are those of both, if the experts have any.
     """
 
     def __init__(self, build: BuildContext, experts: ExpertsConfig, hidden: int, prefix: str) -> None:
         self.config, self.hidden, self.prefix = experts, hidden, prefix
-        self.held = build.mesh.expert.shard(experts.count, experts.count_field)
-        self.shard = build.mesh.expert_width.shard(experts.width, experts.width_field)
-        self.own_count = self.held.stop - self.held.start
+        self.shard = build.mesh.tensor.shard(experts.width, experts.width_field)
         self.own_width = self.shard.stop - self.shard.start
-        self.gate_up = build.allocate(self.own_count, 2 * self.own_width, hidden)
-        self.down = build.allocate(self.own_count, hidden, self.own_width)
-        self.indices = self.list_indices(build.device) if self.partial else None
+        self.gate_up = build.allocate(experts.count, 2 * self.own_width, hidden)
+        self.down = build.allocate(experts.count, hidden, self.own_width)
+        self.down_bias = build.allocate(experts.count, hidden if build.mesh.tensor.rank == 0 else 0)
+        """Biases of the down projections. The sum over ranks must contain them once: rank 0 adds them."""
+        self.biases = self.allocate_biases(build) if experts.biases else None
 
-    @property
-    def partial(self) -> bool:
-        """Whether other ranks hold experts that this rank does not hold."""
-        return self.own_count < self.config.count
-
-    def list_indices(self, device: torch.device) -> torch.Tensor:
-        """Return the index of each expert of the layer among those held, int64 [experts].
-
-        Experts of other ranks have the index `own_count`.
-        """
-        indices = torch.full((self.config.count,), self.own_count, dtype=torch.int64, device=device)
-        indices[self.held] = torch.arange(self.own_count, device=device)
-        return indices
-
-    def localize(self, chosen: torch.Tensor) -> torch.Tensor:
-        """Return the indices of experts among those held; `own_count` stands for experts of other ranks.
-
-        `chosen` and the result are int64 of the same shape.
-        """
-        return chosen if self.indices is None else self.indices[chosen]
-
-    def slots(self) -> Iterator[tuple[int, int]]:
-        """Yield the number in the layer, and the index in the parameters, of each expert held."""
-        return zip(range(self.held.start, self.held.stop), range(self.own_count), strict=True)
-
-    def holds(self, expert: int) -> bool:
-        """Return whether this rank holds an expert of the layer."""
-        return self.held.start <= expert < self.held.stop
+    def allocate_biases(self, build: BuildContext) -> ExpertBiases:
+        """Allocate the biases that this rank adds."""
+        gate_up = build.allocate(self.config.count, 2 * self.own_width)
+        return ExpertBiases(gate_up, self.down_bias if self.down_bias.numel() else None)
 
     def targets(self) -> Iterator[WeightTarget]:
         """Yield the destinations of the checkpoint's tensors."""
         if self.config.layout is ExpertLayout.SEPARATE:
             yield from self.separate_targets()
+        elif self.config.interleaved:
+            yield from self.interleaved_targets()
         else:
             yield from self.stacked_targets()
+        if self.biases is not None:
+            yield from self.bias_targets(self.biases)
 
     def halves(self, gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return views of the gate rows and of the up rows of [..., 2 * width of this rank, hidden]."""
         return gate_up[..., : self.own_width, :], gate_up[..., self.own_width :, :]
 
     def separate_targets(self) -> Iterator[WeightTarget]:
-        """Yield the destinations of tensors that hold one expert each.
-
-        Those of experts on other ranks are empty: every rank checks that the checkpoint has all experts.
-        """
-        for expert in range(self.config.count):
-            if self.holds(expert):
-                yield from self.expert_targets(expert, expert - self.held.start)
-            else:
-                yield from (target.without_elements() for target in self.expert_targets(expert, 0))
-
-    def expert_targets(self, expert: int, index: int) -> Iterator[WeightTarget]:
-        """Yield the destinations of the tensors of an expert, whose index in the parameters is `index`."""
+        """Yield the destinations of tensors that hold one expert each."""
         names, columns = self.config.names, slice(0, self.hidden)
-        prefix = f"{self.prefix}{names.experts}.{expert}."
-        for name, half in zip(names.gate_up, self.halves(self.gate_up[index]), strict=True):
+        for expert in range(self.config.count):
+            prefix = f"{self.prefix}{names.experts}.{expert}."
+            for name, half in zip(names.gate_up, self.halves(self.gate_up[expert]), strict=True):
+                yield WeightTarget(
+                    name=f"{prefix}{name}.weight",
+                    shape=(self.config.width, self.hidden),
+                    shard=(self.shard, columns),
+                    destination=half,
+                )
             yield WeightTarget(
-                name=f"{prefix}{name}.weight",
-                shape=(self.config.width, self.hidden),
-                shard=(self.shard, columns),
-                destination=half,
+                name=f"{prefix}{names.down}.weight",
+                shape=(self.hidden, self.config.width),
+                shard=(columns, self.shard),
+                destination=self.down[expert],
             )
-        yield WeightTarget(
-            name=f"{prefix}{names.down}.weight",
-            shape=(self.hidden, self.config.width),
-            shard=(columns, self.shard),
-            destination=self.down[index],
-        )
 
     def stacked_targets(self) -> Iterator[WeightTarget]:
         """Yield the destinations of each expert's part of tensors that hold all experts."""
         names, width, shard = self.config.names, self.config.width, self.shard
         transposed = self.config.layout is ExpertLayout.TRANSPOSED
         up_shard = slice(shard.start + width, shard.stop + width)
-        for expert, index in self.slots():
-            gate, up = self.halves(self.gate_up[index])
-            down = self.down[index].t()
+        for expert in range(self.config.count):
+            gate, up = self.halves(self.gate_up[expert])
+            down = self.down[expert].t()
             for rows, half in ((shard, gate), (up_shard, up)):
                 yield self.part(names.stacked_gate_up, 2 * width, expert, rows, half, transposed)
             yield self.part(names.stacked_down, width, expert, shard, down, not transposed)
+
+    def interleaved_targets(self) -> Iterator[WeightTarget]:
+        """Yield the destinations of tensors that hold all experts, with alternating gate and up."""
+        count, width, rows = self.config.count, self.config.width, slice(0, self.hidden)
+        pairs = self.gate_up.unflatten(1, (2, self.own_width)).permute(0, 3, 2, 1)
+        yield WeightTarget(
+            name=self.prefix + self.config.names.stacked_gate_up,
+            shape=(count, self.hidden, width, 2),
+            other_shapes=((count, self.hidden, 2 * width),),
+            shard=(slice(0, count), rows, self.shard, slice(0, 2)),
+            destination=pairs,
+            fill=partial(fill_for_inputs, self.hidden),
+        )
+        yield WeightTarget(
+            name=self.prefix + self.config.names.stacked_down,
+            shape=(count, width, self.hidden),
+            shard=(slice(0, count), self.shard, rows),
+            destination=self.down.transpose(1, 2),
+            fill=partial(fill_for_inputs, width),
+        )
+
+    def bias_targets(self, biases: ExpertBiases) -> Iterator[WeightTarget]:
+        """Yield the destinations of the biases of all experts, with alternating gate and up."""
+        count, width, names = self.config.count, self.config.width, self.config.names
+        yield WeightTarget(
+            name=self.prefix + names.stacked_gate_up_bias,
+            shape=(count, width, 2),
+            other_shapes=((count, 2 * width),),
+            shard=(slice(0, count), self.shard, slice(0, 2)),
+            destination=biases.gate_up.unflatten(1, (2, self.own_width)).transpose(1, 2),
+            fill=partial(fill_for_inputs, self.hidden),
+        )
+        yield WeightTarget(
+            name=self.prefix + names.stacked_down_bias,
+            shape=(count, self.hidden),
+            shard=(slice(0, count), slice(0, self.down_bias.shape[1])),
+            destination=self.down_bias,
+            fill=partial(fill_for_inputs, width),
+        )
 
     def part(
         self, name: str, total: int, expert: int, rows: slice, destination: torch.Tensor, swapped: bool
@@ -130,3 +142,8 @@ class ExpertWeights:
             shard=(slice(expert, expert + 1), *(part[::-1] if swapped else part)),
             destination=(destination.t() if swapped else destination)[None],
         )
+
+
+def fill_for_inputs(inputs: int, weight: torch.Tensor, generator: torch.Generator) -> None:
+    """Fill weights with random values, so that outputs are about as large as the `inputs` of each."""
+    weight.normal_(0, 1 / math.sqrt(inputs), generator=generator)
