@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 from mizzen.layers.activation import ActivationFunction
 from mizzen.layers.context import BuildContext
+from mizzen.layers.experts.biases import ExpertBiases
 from mizzen.layers.experts.products import (
-    ExpertBiases,
     GroupedProduct,
     MaskedProduct,
     SortedProduct,

@@ -8,12 +8,12 @@ of the GEMMs. They differ in speed, and in the devices and data types that they 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
+from mizzen.layers.experts.biases import ExpertBiases
 from mizzen.layers.linear_methods.base import GateActivation
 
 ALIGNMENT = 8
@@ -23,17 +23,6 @@ GROUPED_CAPABILITY = (9, 0)
 
 Biases = Sequence[torch.Tensor | None]
 """Bias of each expert; None for no bias."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertBiases:
-    """Biases of all experts of a layer, as one rank adds them."""
-
-    gate_up: torch.Tensor
-    """Biases of gate and up [experts, 2 * width]."""
-    down: torch.Tensor | None
-    """Biases of the down projections [experts, hidden]. None if another rank adds them: the sum over ranks
-    must contain them once."""
 
 
 class ExpertProduct(Protocol):

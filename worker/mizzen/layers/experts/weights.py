@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import partial
 
 import torch
 
 from mizzen.layers.context import BuildContext
-from mizzen.layers.experts.products import ExpertBiases
+from mizzen.layers.experts.biases import allocate_biases, bias_targets, fill_for_inputs
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.experts_config import ExpertLayout, ExpertsConfig
 
@@ -28,14 +27,7 @@ class ExpertWeights:
         self.own_width = self.shard.stop - self.shard.start
         self.gate_up = build.allocate(experts.count, 2 * self.own_width, hidden)
         self.down = build.allocate(experts.count, hidden, self.own_width)
-        self.down_bias = build.allocate(experts.count, hidden if build.mesh.tensor.rank == 0 else 0)
-        """Biases of the down projections. The sum over ranks must contain them once: rank 0 adds them."""
-        self.biases = self.allocate_biases(build) if experts.biases else None
-
-    def allocate_biases(self, build: BuildContext) -> ExpertBiases:
-        """Allocate the biases that this rank adds."""
-        gate_up = build.allocate(self.config.count, 2 * self.own_width)
-        return ExpertBiases(gate_up, self.down_bias if self.down_bias.numel() else None)
+        self.biases = allocate_biases(build, experts, hidden)
 
     def targets(self) -> Iterator[WeightTarget]:
         """Yield the destinations of the checkpoint's tensors."""
@@ -46,7 +38,7 @@ class ExpertWeights:
         else:
             yield from self.stacked_targets()
         if self.biases is not None:
-            yield from self.bias_targets(self.biases)
+            yield from bias_targets(self.biases, self.config, self.hidden, self.shard, self.prefix)
 
     def halves(self, gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return views of the gate rows and of the up rows of [..., 2 * width of this rank, hidden]."""
@@ -103,25 +95,6 @@ class ExpertWeights:
             fill=partial(fill_for_inputs, width),
         )
 
-    def bias_targets(self, biases: ExpertBiases) -> Iterator[WeightTarget]:
-        """Yield the destinations of the biases of all experts, with alternating gate and up."""
-        count, width, names = self.config.count, self.config.width, self.config.names
-        yield WeightTarget(
-            name=self.prefix + names.stacked_gate_up_bias,
-            shape=(count, width, 2),
-            other_shapes=((count, 2 * width),),
-            shard=(slice(0, count), self.shard, slice(0, 2)),
-            destination=biases.gate_up.unflatten(1, (2, self.own_width)).transpose(1, 2),
-            fill=partial(fill_for_inputs, self.hidden),
-        )
-        yield WeightTarget(
-            name=self.prefix + names.stacked_down_bias,
-            shape=(count, self.hidden),
-            shard=(slice(0, count), slice(0, self.down_bias.shape[1])),
-            destination=self.down_bias,
-            fill=partial(fill_for_inputs, width),
-        )
-
     def part(
         self, name: str, total: int, expert: int, rows: slice, destination: torch.Tensor, swapped: bool
     ) -> WeightTarget:
@@ -142,8 +115,3 @@ class ExpertWeights:
             shard=(slice(expert, expert + 1), *(part[::-1] if swapped else part)),
             destination=(destination.t() if swapped else destination)[None],
         )
-
-
-def fill_for_inputs(inputs: int, weight: torch.Tensor, generator: torch.Generator) -> None:
-    """Fill weights with random values, so that outputs are about as large as the `inputs` of each."""
-    weight.normal_(0, 1 / math.sqrt(inputs), generator=generator)

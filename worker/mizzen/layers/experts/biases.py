@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Biases of the experts of one layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from mizzen.layers.context import BuildContext
+from mizzen.layers.weight_target import WeightTarget
+from mizzen.models.experts_config import ExpertsConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBiases:
+    """Biases of all experts of a layer, as one rank adds them."""
+
+    gate_up: torch.Tensor
+    """Biases of gate and up [experts, 2 * width]."""
+    down: torch.Tensor | None
+    """Biases of the down projections [experts, hidden]. None if another rank adds them: the sum over ranks
+    must contain them once."""
+
+
+def allocate_biases(build: BuildContext, experts: ExpertsConfig, hidden: int) -> ExpertBiases | None:
+    """Allocate the biases that this rank adds, if the experts have any; rank 0 adds those of `down`."""
+    if not experts.biases:
+        return None
+    own_width = experts.width // build.mesh.tensor.size
+    down = build.allocate(experts.count, hidden) if build.mesh.tensor.rank == 0 else None
+    return ExpertBiases(build.allocate(experts.count, 2 * own_width), down)
+
+
+def bias_targets(
+    biases: ExpertBiases, experts: ExpertsConfig, hidden: int, shard: slice, prefix: str
+) -> Iterator[WeightTarget]:
+    """Yield the destinations of the biases of all experts, with alternating gate and up.
+
+    Args:
+        biases: Parameters of this rank.
+        experts: Description of the mixture.
+        hidden: Number of outputs of an expert.
+        shard: Inner elements that this rank holds.
+        prefix: Beginning of the names of the block's tensors.
+    """
+    count, width, names = experts.count, experts.width, experts.names
+    gate_up = biases.gate_up
+    yield WeightTarget(
+        name=prefix + names.stacked_gate_up_bias,
+        shape=(count, width, 2),
+        other_shapes=((count, 2 * width),),
+        shard=(slice(0, count), shard, slice(0, 2)),
+        destination=gate_up.unflatten(1, (2, -1)).transpose(1, 2),
+        fill=partial(fill_for_inputs, hidden),
+    )
+    down = gate_up.new_empty(count, 0) if biases.down is None else biases.down
+    yield WeightTarget(
+        name=prefix + names.stacked_down_bias,
+        shape=(count, hidden),
+        shard=(slice(0, count), slice(0, down.shape[1])),
+        destination=down,
+        fill=partial(fill_for_inputs, width),
+    )
+
+
+def fill_for_inputs(inputs: int, weight: torch.Tensor, generator: torch.Generator) -> None:
+    """Fill weights with random values, so that outputs are about as large as the `inputs` of each."""
+    weight.normal_(0, 1 / math.sqrt(inputs), generator=generator)
