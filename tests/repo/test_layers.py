@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fetch": {"common", "core", "fetch", "inspection"},
     "inspection": {"engine", "inspection", "layers", "models", "quantization", "weights"},
     "offline": LAYERS | {"engine", "wire", "server", "gateway", "offline", "progress"},
+    "lang": {"core", "gateway", "lang", "offline"},
     "commands": LAYERS
     | {"engine", "wire", "server", "gateway", "fetch", "inspection", "commands", "offline"},
 }
@@ -69,7 +70,7 @@ OPERATOR_BASE = {"config", "metrics"}
 """Modules of the operator that every package may import; they import only each other and `api`."""
 OPERATOR_PROGRAMS = {"check": {"api", "kube"}, "chart": {"api", "kube"}, "cli": {"main"}}
 """Modules that only `main` and other programs import, each with the packages that the module may import."""
-NO_TORCH = ("common", "core", "wire", "gateway", "fetch", "inspection", "commands", "quantization")
+NO_TORCH = ("common", "core", "wire", "gateway", "fetch", "inspection", "lang", "commands", "quantization")
 
 
 def imports(path: Path) -> set[str]:

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choice between texts by their probabilities, or by a grammar."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from itertools import takewhile
+
+from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams
+from mizzen.lang.backends import Backend, RoleText
+from mizzen.lang.expressions import Selection, SelectMethod
+
+
+async def choose(backend: Backend, turns: Sequence[RoleText], selection: Selection, session: str) -> str:
+    """Return the choice that the model prefers after the turns.
+
+    Each choice is tokenized together with the text before it. All choices are compared from the first token
+    on at which any of them differs from the text alone, so that a token across the boundary counts for all.
+    """
+    base = await backend.encode(turns)
+    if selection.method is SelectMethod.GRAMMAR:
+        # EBNF has the escapes of JSON, but its \u takes only four digits: characters stay unescaped.
+        texts = (json.dumps(choice, ensure_ascii=False) for choice in selection.choices)
+        grammar = Grammar(GrammarKind.EBNF, "root ::= " + " | ".join(texts))
+        return await backend.generate(base, SamplingParams(temperature=0.0, grammar=grammar), session)
+    last = turns[-1]
+    extended = [(*turns[:-1], RoleText(last.role, last.text + choice)) for choice in selection.choices]
+    prompts = await asyncio.gather(*map(backend.encode, extended))
+    start = max(1, min(count_common(base, prompt) for prompt in prompts))
+    scores = await asyncio.gather(*(backend.score(prompt, start, session) for prompt in prompts))
+    if selection.method is SelectMethod.UNCONDITIONAL:
+        alone = [[prompt[0], *prompt[start:]] for prompt in prompts]
+        priors = await asyncio.gather(*(backend.score(prompt, 1, session) for prompt in alone))
+        scores = [score - prior for score, prior in zip(scores, priors, strict=True)]
+    means = [score / max(1, len(prompt) - start) for score, prompt in zip(scores, prompts, strict=True)]
+    return selection.choices[means.index(max(means))]
+
+
+def count_common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the length of the longest common prefix."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
