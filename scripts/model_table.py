@@ -21,6 +21,7 @@ from generated_pages import ROOT, read_page, replace_part, write_pages
 from mizzen.engine.config import EngineOptions
 from mizzen.inspection.inspect_model import Inspection, inspect_model
 from mizzen.inspection.model_files import ModelFiles
+from mizzen.models.encoders.families import ENCODER_FAMILIES
 from mizzen.models.features import list_features
 from mizzen.models.hf_fields import Fields
 from mizzen.models.model_families import FAMILIES, Family
@@ -28,6 +29,8 @@ from mizzen.models.model_families import FAMILIES, Family
 PAGE = "docs/models.md"
 MODELS_BEGIN = "<!-- scripts/model_table.py generates the table below -->"
 MODELS_END = "<!-- end of the generated table -->"
+ENCODERS_BEGIN = "<!-- scripts/model_table.py generates the table of encoders below -->"
+ENCODERS_END = "<!-- end of the generated table of encoders -->"
 KNOWN_MODELS = "tests/inspection/known_models.json"
 BENCHMARKS = "docs/benchmarks.md"
 SHAPES: dict[str, dict[str, Any]] = runpy.run_path(str(ROOT / "benchmarks/common_parts/shapes.py"))["SHAPES"]
@@ -65,6 +68,13 @@ HEADER = (
     "sizes measured on a GPU",
     "sizes inspected",
     "tensor parallelism",
+)
+ENCODER_HEADER = (
+    "family",
+    "`architectures` in `config.json`",
+    "models",
+    "features",
+    "sizes inspected",
 )
 NONE = "–"
 
@@ -193,18 +203,33 @@ def transformers_rows(inspected: list[Inspection]) -> Iterator[tuple[str, ...]]:
 
 
 def models_page() -> str:
-    """Return the text of docs/models.md: its handwritten parts, and between two marks the generated table."""
+    """Return the text of docs/models.md: its handwritten parts, and between marks the generated tables."""
     inspected = list(inspected_models())
     measured = [inspect(name, SHAPES[name]) for name in measured_shapes(read_page(BENCHMARKS))]
-    cells = [
-        HEADER,
-        ("---",) * len(HEADER),
-        *native_rows(inspected, measured),
-        *transformers_rows(inspected),
-    ]
-    rows = [f"| {' | '.join(row)} |" for row in cells]
-    rows[1] = "|---" * len(HEADER) + "|"
-    return replace_part(read_page(PAGE), MODELS_BEGIN, rows, MODELS_END)
+    rows = format_rows(HEADER, [*native_rows(inspected, measured), *transformers_rows(inspected)])
+    page = replace_part(read_page(PAGE), MODELS_BEGIN, rows, MODELS_END)
+    return replace_part(
+        page, ENCODERS_BEGIN, format_rows(ENCODER_HEADER, encoder_rows(inspected)), ENCODERS_END
+    )
+
+
+def encoder_rows(inspected: list[Inspection]) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of each family of encoders."""
+    for family in ENCODER_FAMILIES:
+        known = [model for model in inspected if model.family == family.name]
+        yield (
+            family.name,
+            ", ".join(f"`{name}`" for name in family.architectures),
+            family.examples,
+            next((", ".join(model.features) for model in known), NONE),
+            format_names(known),
+        )
+
+
+def format_rows(header: tuple[str, ...], cells: Iterable[tuple[str, ...]]) -> list[str]:
+    """Return the lines of a table."""
+    rows = [f"| {' | '.join(row)} |" for row in (header, *cells)]
+    return [rows[0], "|---" * len(header) + "|", *rows[1:]]
 
 
 PAGES = {PAGE: models_page}

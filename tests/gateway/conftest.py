@@ -320,11 +320,11 @@ def simulated_url() -> Iterator[str]:
 
 
 @contextmanager
-def real_engine() -> Iterator[str]:
-    """Run `mizzen engine` with the demo model, and yield its endpoint."""
+def real_engine(model: Path | str = DEMO) -> Iterator[str]:
+    """Run `mizzen engine` with a model, by default the demo model, and yield its endpoint."""
     with tempfile.TemporaryDirectory(prefix="mizzen-") as folder:
         endpoint = f"ipc://{folder}/engine"
-        options = {"model": DEMO, "device": "cpu", "threads": 1, "wire-bind": endpoint, "http-port": 0}
+        options = {"model": model, "device": "cpu", "threads": 1, "wire-bind": endpoint, "http-port": 0}
         arguments = [f"--{name}={value}" for name, value in options.items()]
         arguments += ["--kv-cache-tokens=16384", "--drain-timeout-seconds=1"]
         command = [sys.executable, "-m", "mizzen.cli", "engine", *arguments]
@@ -334,6 +334,12 @@ def real_engine() -> Iterator[str]:
         finally:
             process.terminate()
             process.wait(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def run_engine() -> Callable[..., Any]:
+    """Return the function that runs an engine with a model in a `with` block, which gives its endpoint."""
+    return real_engine
 
 
 @pytest.fixture(scope="session")

@@ -97,9 +97,9 @@ def test_the_models_own_pooling_is_the_default(
 
 def test_an_unsupported_pooling_must_be_overridden(kit: SimpleNamespace, tmp_path: Path) -> None:
     save_base(kit, tmp_path, "llama")
-    save_pooling(tmp_path, "pooling_mode_cls_token")
+    save_pooling(tmp_path, "pooling_mode_max_tokens")
     with LLM(tmp_path, **OPTIONS) as llm:
-        with pytest.raises(ValueError, match="pooling must be one of last, mean"):
+        with pytest.raises(ValueError, match="pooling must be one of last, mean, cls"):
             llm.embed([[1, 2, 3]])
         assert llm.embed([[1, 2, 3]], pooling="mean").shape == (1, 32)
 

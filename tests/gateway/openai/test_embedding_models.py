@@ -28,7 +28,9 @@ PROMPT = np.array([1, 2, 3], "<i4").tobytes()
         ({**POOLED, "pooling_mode_lasttoken": True}, Pooling.LAST),
         ({"pooling_mode": "mean"}, Pooling.MEAN),
         ({"pooling_mode": "lasttoken"}, Pooling.LAST),
-        ({**POOLED, "pooling_mode_cls_token": True}, None),
+        ({**POOLED, "pooling_mode_cls_token": True}, Pooling.CLS),
+        ({"pooling_mode": "cls"}, Pooling.CLS),
+        ({**POOLED, "pooling_mode_max_tokens": True}, None),
         ({**POOLED, "pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": True}, None),
         ({"pooling_mode": ["mean"]}, None),
         (POOLED, None),
@@ -74,7 +76,7 @@ async def test_default_pooling_is_the_models_own(
 async def test_unsupported_default_pooling_requires_an_explicit_one(
     live: Any, scripted: Any, tokenizer_files: Any
 ) -> None:
-    config = json.dumps({**POOLED, "pooling_mode_cls_token": True}).encode()
+    config = json.dumps({**POOLED, "pooling_mode_max_tokens": True}).encode()
     engine = scripted({**tokenizer_files, FILE: config})
     status, answer, poolings = await request_embeddings(live, engine, "/v1/embeddings", input="a")
     assert (status, answer["error"]["param"], poolings) == (400, "pooling", [])

@@ -56,6 +56,7 @@ class PrefillAdmission:
         available pages, number of running requests. None if the last attempt did not run out. Otherwise, the
         next one is made when a version has changed, more pages are available, or fewer requests run."""
         self._shares = config.prefix_cache != "none"
+        self._whole_prompts = config.whole_prompts
         self._shared_pages = memory.pages_for(_SHARED_TOKENS)
 
     def admit(self, builder: PlanBuilder, running: int, above_rank: int | None = None) -> list[SequenceState]:
@@ -65,7 +66,8 @@ class PrefillAdmission:
         step finds these pages in the prefix cache. Admission stops at the first request that needs more pages
         than are available, so that smaller requests cannot overtake it forever. If no request was skipped
         before it, the next attempt is made only under the conditions given at `_blocked_at`, because ordering
-        the queue may look up the prefix of every request.
+        the queue may look up the prefix of every request. With `whole_prompts`, admission also stops at the
+        first prompt that exceeds the budget.
 
         Args:
             builder: the plan under construction.
@@ -80,6 +82,8 @@ class PrefillAdmission:
         skipped = False
         for sequence in self.queue.admission_order(self.admissions, self._prefixes):
             if not builder.budget or not self._kv.free_slots:
+                break
+            if self._whole_prompts and len(sequence.tokens) > builder.budget:
                 break
             if above_rank is not None and sequence.rank <= above_rank and not sequence.starved:
                 break

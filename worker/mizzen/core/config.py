@@ -37,6 +37,9 @@ class SchedulerConfig:
         16, "Free KV, in tokens per running request, that admission leaves for their next tokens", low=0
     )
     check_integrity: bool = option(False, "Check pages, slots and prefix tree whenever the scheduler is idle")
+    whole_prompts: bool = option(
+        False, "Compute each prompt whole in one step and keep no KV, as encoders need it"
+    )
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -45,9 +48,15 @@ class SchedulerConfig:
             ValueError: a field is out of range; the message names it and the range.
         """
         check(self)
-        for name in ("pages_total", "context_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        lowest = {"pages_total": 0 if self.whole_prompts else 1, "context_length": 1}
+        for name, low in lowest.items():
+            if getattr(self, name) < low:
+                raise ValueError(f"{name} must be at least {low}, not {getattr(self, name)}")
+        if self.whole_prompts and self.prefill_chunk_tokens < self.context_length - 1:
+            raise ValueError(
+                f"prefill_chunk_tokens must be at least {self.context_length - 1}, the longest prompt, which "
+                f"is computed in one step, not {self.prefill_chunk_tokens}"
+            )
         if self.capacity_tokens < 2:
             raise ValueError(
                 "context_length and pages_total * page_size must be at least 2: prompt and output"
@@ -56,10 +65,12 @@ class SchedulerConfig:
     @property
     def capacity_tokens(self) -> int:
         """Maximum number of prompt plus output tokens of a request: the smaller of the context length and
-        the capacity of all pages."""
+        the capacity of all pages. With `whole_prompts` no pages are needed."""
+        if self.whole_prompts:
+            return self.context_length
         return min(self.context_length, self.pages_total * self.page_size)
 
     @property
     def columns(self) -> int:
         """Width of the page table: the maximum number of pages of a request."""
-        return -(-self.capacity_tokens // self.page_size)
+        return 0 if self.whole_prompts else -(-self.capacity_tokens // self.page_size)

@@ -36,6 +36,8 @@ class Pooling(enum.StrEnum):
     """Hidden state of the last token."""
     MEAN = "mean"
     """Mean of the hidden states of all tokens."""
+    CLS = "cls"
+    """Hidden state of the first token."""
 
 
 class Request(Struct, frozen=True, kw_only=True):

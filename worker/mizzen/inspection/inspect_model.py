@@ -23,6 +23,7 @@ from mizzen.inspection.model_files import ModelFiles, WeightFiles
 from mizzen.inspection.weight_formats import WeightFormat, measure_formats
 from mizzen.layers.sharding import SUGGESTED_SIZES, check_shardable
 from mizzen.models.config import ModelConfig
+from mizzen.models.encoders.families import find_encoder_family
 from mizzen.models.features import list_features
 from mizzen.models.hf_fields import ConfigError, Fields
 from mizzen.models.model_families import find_family
@@ -139,7 +140,8 @@ def inspect_model(
     """
     fields = files.fields
     names = tuple(fields.strings("architectures")) if fields else ()
-    family = next((found.name for name in names if (found := find_family(name)) is not None), "")
+    found = (find_encoder_family(name) or find_family(name) for name in names)
+    family = next((each.name for each in found if each is not None), "")
     result = Inspection(
         model=files.name,
         architectures=names,

@@ -61,6 +61,9 @@ def element_bytes(config: ModelConfig, options: EngineOptions) -> int:
 def estimate_need(config: ModelConfig, options: EngineOptions) -> MemoryNeed:
     """Return the engine's estimate of what KV and the largest step need on each of `options.tensor` ranks."""
     element = element_bytes(config, options)
+    if config.encoder is not None:
+        tokens = max(options.prefill_chunk_tokens, options.context_length or config.context_length)
+        return MemoryNeed.estimate_encoder(config, tokens, element)
     return MemoryNeed.estimate(config, options, element, 1 if options.kv_cache_dtype == "fp8" else element)
 
 
@@ -130,6 +133,8 @@ def fit_memory(
         name: Name of this memory for the message, such as "80 GiB".
         context: Wanted number of prompt and output tokens of a request; the model's limit by default.
     """
+    if config.encoder is not None:
+        return fit_encoder(config, weights, options, memory, name=name, context=context)
     ranks = options.tensor
     weight_bytes = measure_loaded(config, weights, options)
     need = estimate_need(config, options)
@@ -172,6 +177,37 @@ def fit_memory(
         fits=fits,
         message=message,
         advice=suggest_cache(config, options, tokens, limit, name) if tokens >= 2 else "",
+    )
+
+
+def fit_encoder(
+    config: ModelConfig,
+    weights: WeightFiles | None,
+    options: EngineOptions,
+    memory: int,
+    *,
+    name: str,
+    context: int | None,
+) -> MemoryFit:
+    """Return whether an encoder, which has no KV cache, fits on a GPU; see `fit_memory` for arguments."""
+    weight_bytes = measure_loaded(config, weights, options)
+    step = estimate_need(config, options).step_bytes + RESERVED_BYTES
+    available = int(memory * options.memory_fraction)
+    share = f"{options.memory_fraction} of {name}"
+    needed = weight_bytes + step
+    message = describe_need(format_count(count_loaded(config, weights)), 1, needed, available, share)
+    if needed > available:
+        message += f"; {LARGER_GPU}, or lower --prefill-chunk-tokens or --context-length"
+    return MemoryFit(
+        tensor=1,
+        weight_bytes=weight_bytes,
+        step_bytes=step,
+        kv_bytes=0,
+        kv_tokens=0,
+        longest_request=context or config.context_length,
+        full_requests=0,
+        fits=needed <= available,
+        message=message,
     )
 
 

@@ -41,8 +41,12 @@ def _lines(result: Inspection) -> Iterator[str]:
         yield from _row("note", ESTIMATED if result.estimated else CHECKED)
     yield from _weight_rows(result)
     yield from _row("layers", ", ".join(_describe_layers(layers) for layers in result.layers))
-    yield from _row("KV cache", f"{result.kv_bytes_per_token / 1024:,.4g} KiB a token")
-    yield from _row("context", f"{result.context_length:,} tokens")
+    if result.kv_bytes_per_token:
+        yield from _row("KV cache", f"{result.kv_bytes_per_token / 1024:,.4g} KiB a token")
+        yield from _row("context", f"{result.context_length:,} tokens")
+    else:
+        yield from _row("KV cache", "none: each prompt is computed in one step")
+        yield from _row("prompt", f"at most {result.context_length:,} tokens")
     possible = [str(size.tensor) for size in result.tensor_sizes if size.possible]
     yield from _row("--tensor", ", ".join(possible) or "none of the wanted numbers")
     for size in result.tensor_sizes:
@@ -88,11 +92,15 @@ def _row(name: str, value: str) -> Iterator[str]:
 
 
 def _describe_layers(layers: AttentionLayers) -> str:
-    window = f"a window of {layers.window:,} tokens" if layers.window else "full attention"
+    side = "" if layers.kv_bytes_per_token else " to each side"
+    window = f"a window of {layers.window:,} tokens{side}" if layers.window else "full attention"
     return f"{layers.count} with {window}"
 
 
 def _fit_table(result: Inspection) -> Iterator[str]:
+    if not result.kv_bytes_per_token:
+        yield from _encoder_fit(result)
+        return
     yield f"on {result.gpu}, for each GPU:"
     heads = ("--tensor", "weights", "KV cache", "KV tokens", "longest request", "requests of full length")
     rows = [
@@ -114,6 +122,14 @@ def _fit_table(result: Inspection) -> Iterator[str]:
     for fit in result.memory_fits:
         if not fit.fits:
             yield f"  does not fit with --tensor {fit.tensor}: {fit.message}"
+
+
+def _encoder_fit(result: Inspection) -> Iterator[str]:
+    for fit in result.memory_fits:
+        weights, step = _format_size(fit.weight_bytes), _format_size(fit.step_bytes)
+        yield f"on {result.gpu}: {weights} of weights and {step} for a step"
+        if not fit.fits:
+            yield f"  does not fit: {fit.message}"
 
 
 def _join(texts: Sequence[str], widths: Sequence[int]) -> str:

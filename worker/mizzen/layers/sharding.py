@@ -112,6 +112,8 @@ def check_shardable(config: ModelConfig, ranks: int) -> None:
         ValueError: a size cannot be sharded equally; the message names the config field, and suggests numbers
             of ranks with which all layers can be sharded.
     """
+    if config.encoder is not None and ranks > 1:
+        raise ValueError("encoders need --tensor 1: use several engines for more throughput")
     if config.expert_width and ranks > 1:
         raise ValueError("mixtures of experts that run through Transformers need --tensor 1")
     if problem := _find_problem(config, ranks):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from mizzen.models.block import Activation, BlockConfig
+from mizzen.models.encoders.description import EncoderConfig
 from mizzen.models.experts_config import ExpertsConfig
 from mizzen.models.hf_fields import Fields
 from mizzen.models.rope_config import ORIGINAL, RopeConfig, read_rope, rope_fields
@@ -88,6 +89,8 @@ class ModelConfig:
     generates: bool = True
     """Whether the model can generate text. It is False for checkpoints without an output head, which only
     compute embeddings; the model of such a checkpoint is built with a tied head."""
+    encoder: EncoderConfig | None = None
+    """Structure of an encoder, whose prompts are computed whole and without KV; None for a decoder."""
     text_tensors: TextTensors | None = None
     """Tensors of the text part, if the checkpoint also holds other parts, such as a tower for images."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from mizzen.models.block import Activation, NormKind, NormPlacement, QKNorm
 from mizzen.models.config import ModelConfig
+from mizzen.models.encoders.description import EncoderConfig
 
 NORMS = {
     NormKind.RMS_PLUS_ONE: "RMSNorm with 1 + weight",
@@ -32,6 +33,8 @@ ACTIVATIONS = {
 
 def list_features(config: ModelConfig) -> tuple[str, ...]:
     """Return the features of a model that a Llama does not have."""
+    if config.encoder is not None:
+        return list_encoder_features(config, config.encoder)
     block = config.block
     found = [
         NORMS.get(block.norm, ""),
@@ -47,6 +50,19 @@ def list_features(config: ModelConfig) -> tuple[str, ...]:
         _describe_experts(config),
         "attention sinks" if block.attention_sinks else "",
         "scaled queries" if block.query_scaling else "",
+    ]
+    return tuple(feature for feature in found if feature)
+
+
+def list_encoder_features(config: ModelConfig, encoder: EncoderConfig) -> tuple[str, ...]:
+    """Return the features of an encoder, by which the families differ."""
+    found = [
+        "bidirectional attention",
+        "learned positions" if encoder.positions else "RoPE",
+        "token types" if encoder.token_types > 1 else "",
+        "windows in some layers" if any(config.windows) else "",
+        "norms before the blocks" if encoder.norm_first else "",
+        "gate" if encoder.has_gate else "",
     ]
     return tuple(feature for feature in found if feature)
 

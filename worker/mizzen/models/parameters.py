@@ -6,6 +6,7 @@ from __future__ import annotations
 from mizzen.layers.sharding import Axis
 from mizzen.models.block import Activation, BlockConfig, NormPlacement, QKNorm
 from mizzen.models.config import ModelConfig
+from mizzen.models.encoders.parameters import count_encoder_parameters
 
 NORMS_PER_LAYER = {
     NormPlacement.PRE: 2,
@@ -22,6 +23,8 @@ def count_parameters(config: ModelConfig, ranks: int = 1, *, active: bool = Fals
     The sizes of the model must be divisible as `check_shardable` requires. With `active`, only the experts of
     one token are counted instead of all experts.
     """
+    if config.encoder is not None:
+        return count_encoder_parameters(config, config.encoder)
     hidden, block = config.hidden_size, config.block
     heads, kv_heads = config.heads // ranks, max(1, config.kv_heads // ranks)
     query, key_value = heads * config.head_dim, kv_heads * config.head_dim

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mizzen.layers.quantized.shard_check import check_merged_layers
 from mizzen.models.config import ModelConfig, read_token_ids
+from mizzen.models.encoders.families import ENCODER_FAMILIES, EncoderReader
 from mizzen.models.hf_fields import ConfigError, Fields
 from mizzen.models.model_families import FAMILIES, ConfigReader
 from mizzen.models.parameters import count_parameters
@@ -16,6 +17,8 @@ from mizzen.models.transformers_backend.generic_config import GENERATING, read_g
 from mizzen.models.unsupported import explain_unsupported
 from mizzen.quantization.reader import load_fields
 
+SENTENCE_CONFIG = "sentence_bert_config.json"
+"""File in which sentence-transformers stores the limit of prompts."""
 READERS: dict[str, ConfigReader] = {
     name: reader for family in FAMILIES for name, reader in family.readers.items()
 }
@@ -24,9 +27,13 @@ HEADLESS_READERS: dict[str, ConfigReader] = {
     name: reader for family in FAMILIES for name, reader in family.headless_readers.items()
 }
 """Config reader by name of the architecture, for embedding models, whose checkpoints have no output head."""
+ENCODER_READERS: dict[str, EncoderReader] = {
+    name: family.reader for family in ENCODER_FAMILIES for name in family.architectures
+}
+"""Config reader by name of the architecture, for encoders."""
 
 
-SUPPORTED = tuple(sorted({*READERS, *HEADLESS_READERS, *TEXT_PARTS}))
+SUPPORTED = tuple(sorted({*READERS, *HEADLESS_READERS, *TEXT_PARTS, *ENCODER_READERS}))
 """Names of all architectures that are served, at least with their text part."""
 
 
@@ -36,7 +43,20 @@ def read_config(folder: Path, implementation: str = "auto") -> ModelConfig:
     Raises:
         ConfigError: a field is missing, invalid or not supported. The message names the field.
     """
-    return read_model(load_fields(folder), implementation)
+    config = read_model(load_fields(folder), implementation)
+    return config if config.encoder is None else limit_prompts(config, folder)
+
+
+def limit_prompts(config: ModelConfig, folder: Path) -> ModelConfig:
+    """Return the configuration of an encoder with the limit that sentence-transformers has for its prompts.
+
+    Raises:
+        ConfigError: `max_seq_length` is neither null nor a positive integer.
+    """
+    if not (folder / SENTENCE_CONFIG).is_file():
+        return config
+    limit = Fields.load(folder, SENTENCE_CONFIG).optional_integer("max_seq_length")
+    return replace(config, context_length=min(config.context_length, limit or config.context_length))
 
 
 def read_model(fields: Fields, implementation: str = "auto") -> ModelConfig:
@@ -126,6 +146,8 @@ def read_fields(fields: Fields) -> ModelConfig:
 
 def _read_native(fields: Fields, name: str) -> ModelConfig | None:
     """Read the configuration of the architecture `name`; None if it has no native implementation."""
+    if name in ENCODER_READERS:
+        return ENCODER_READERS[name](fields, name)
     if name in READERS:
         return READERS[name](fields)
     if name in HEADLESS_READERS:

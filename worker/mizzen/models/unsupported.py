@@ -106,17 +106,33 @@ def _explain_encoder(fields: Fields, names: list[str]) -> ConfigError | None:
         return fields.unsupported(
             "is_encoder_decoder", f"is true: models with an encoder are not supported; {USE_ANOTHER}"
         )
-    encoder = [name for name in names if name.endswith("ForMaskedLM") or name in ENCODERS]
+    masked = [name for name in names if name.endswith("ForMaskedLM")]
+    if masked:
+        return fields.unsupported(
+            "architectures",
+            f"lists {_listed(masked)}, an encoder with a head for masked tokens, which is not supported: use "
+            "an embedding model, whose architectures list a model without a head such as BertModel",
+        )
+    encoder = [name for name in names if name in ENCODERS]
     if encoder:
         return fields.unsupported(
             "architectures",
-            f"lists {_listed(encoder)}, an encoder, whose attention is not causal: only decoders are "
-            "supported; for embeddings use a model such as Qwen3-Embedding",
+            f"lists {_listed(encoder)}, an encoder of a kind that is not supported: for embeddings use one "
+            "of the encoders in docs/models.md, or a decoder such as Qwen3-Embedding",
         )
     return None
 
 
-ENCODERS = ("BertModel", "RobertaModel", "XLMRobertaModel", "NewModel", "NomicBertModel", "ModernBertModel")
+ENCODERS = (
+    "AlbertModel",
+    "DebertaV2Model",
+    "DistilBertModel",
+    "ElectraModel",
+    "EuroBertModel",
+    "JinaBertModel",
+    "MPNetModel",
+)
+"""Well-known encoders that are not supported."""
 
 
 def _explain_recurrence(fields: Fields, names: list[str]) -> ConfigError | None:

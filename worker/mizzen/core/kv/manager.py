@@ -21,6 +21,7 @@ class KvManager:
     def __init__(self, config: SchedulerConfig) -> None:
         slots = config.max_running_requests
         self.page_size = config.page_size
+        self._keeps_kv = not config.whole_prompts
         self.pool = PagePool(config.pages_total)
         self.cache = make_cache(config)
         self.free_slots = list(range(slots - 1, -1, -1))
@@ -43,8 +44,8 @@ class KvManager:
         return self.pool.free_count + self.cache.evictable
 
     def pages_for(self, tokens: int) -> int:
-        """Return the number of pages that a sequence of `tokens` tokens needs."""
-        return -(-tokens // self.page_size)
+        """Return the number of pages that a sequence of `tokens` tokens needs; 0 if no KV is kept."""
+        return -(-tokens // self.page_size) if self._keeps_kv else 0
 
     def table_indices(self, slot: int, first: int, end: int) -> tuple[Int32, Int32]:
         """Return the slots and columns of page-table entries `first` to `end` (exclusive) of a slot's row.
@@ -69,7 +70,7 @@ class KvManager:
 
         The last known token is always computed, because the next token is sampled from its logits.
         """
-        if sequence.full_prefill:
+        if sequence.full_prefill or not self._keeps_kv:
             return 0
         return (len(sequence.tokens) - 1) // self.page_size
 
@@ -119,6 +120,8 @@ class KvManager:
         page table still has the request's own pages in these columns; see `dedupe`.
         """
         node, full = sequence.node, tokens // self.page_size
+        if not self._keeps_kv:
+            return []
         assert node is not None
         start = node.end
         if full <= start:
@@ -157,6 +160,8 @@ class KvManager:
         held, full = -(-computed // size), (computed if computed < known else known) // size
         if held < sequence.pages_held:
             held = sequence.pages_held
+        if not self._keeps_kv:
+            held = full = 0
         release = DeferredFree(sequence.slot, sequence.node, full, held)
         sequence.slot, sequence.node, sequence.pages_held = -1, None, 0
         return release

@@ -19,7 +19,7 @@ import torch
 from mizzen.core.request import Int32, Int64
 from mizzen.core.step_plan import StepPlan, StepTokens
 from mizzen.engine.execution.decode_graphs import DecodeGraphs
-from mizzen.engine.execution.step import StepExecutor, StepResult
+from mizzen.engine.execution.step import Executor, StepResult
 from mizzen.engine.sampling.side_outputs import DeviceSideOutputs
 from mizzen.weights.load import ProgressCallback
 
@@ -66,7 +66,7 @@ def count_up(progress: ProgressCallback, total: int) -> Callable[[], None]:
 class CpuRunner:
     """Runs steps one after the other in a worker thread, asynchronously like a GPU."""
 
-    def __init__(self, step: StepExecutor, *, threads: int, delay: StepDelay | None = None) -> None:
+    def __init__(self, step: Executor, *, threads: int, delay: StepDelay | None = None) -> None:
         """Start the worker thread; `threads` is the number of threads that PyTorch uses for an operation."""
         self.step = step
         self.delay = delay
@@ -113,7 +113,7 @@ class CudaRunner:
 
     def __init__(
         self,
-        step: StepExecutor,
+        step: Executor,
         device: torch.device,
         graphs: DecodeGraphs | None = None,
         progress: ProgressCallback = lambda done, total: None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -34,6 +34,20 @@ class StepResult:
     tokens: torch.Tensor
     """Sampled tokens, int64 [samples]."""
     side_outputs: DeviceSideOutputs | None = None
+
+
+class Executor(Protocol):
+    """Interface by which runners execute steps; `StepExecutor` documents the methods."""
+
+    prefill_graphs: PrefillGraphs | None
+
+    def __call__(self, plan: StepPlan) -> StepResult:
+        """Enqueue the step of a plan."""
+        ...
+
+    def defer_grammar_update(self, plan: StepPlan, tokens: Callable[[], NDArray[Any]]) -> None:
+        """Register a launched step, so that grammars advance by its tokens once they are known."""
+        ...
 
 
 class StepExecutor:

@@ -19,6 +19,13 @@ from mizzen.core.config import SchedulerConfig
 from mizzen.core.scheduler import Scheduler
 from mizzen.core.step_plan import Runner
 from mizzen.engine.config import EngineOptions
+from mizzen.engine.encoders.loading import (
+    check_step_memory,
+    encoder_scheduling,
+    make_encoder,
+    make_encoder_runner,
+    warm_up_encoder,
+)
 from mizzen.engine.engine import Engine
 from mizzen.engine.execution.profiler import ProfilingRunner
 from mizzen.engine.execution.runner import CpuRunner, CudaRunner, StepDelay
@@ -39,6 +46,7 @@ from mizzen.engine.loading.model_setup import (
     make_attention_with_kv,
     make_model,
     measure_need,
+    measure_targets,
     measure_weights,
 )
 from mizzen.engine.loading.resolve import check_options, resolve_kv_dtype, scheduler_config, uses_own_kernels
@@ -132,6 +140,8 @@ def load_model(
                 )
             if join is not None and group is None:
                 group = join()
+        if config.encoder is not None:
+            return build_encoder(options, config, end_token_ids, phases, progress, delay)
         return build_model(options, config, end_token_ids, phases, progress, delay, group, make_masks)
     except BaseException as error:
         if group is not None:
@@ -235,6 +245,54 @@ def build_model(
     )
 
 
+def build_encoder(
+    options: EngineOptions,
+    config: ModelConfig,
+    end_token_ids: tuple[int, ...],
+    phases: StartupPhases,
+    progress: ProgressCallback,
+    delay: StepDelay | None,
+) -> LoadedModel:
+    """Load an encoder for `load_model`, after the config was read."""
+    device = torch.device(options.device)
+    with phases("weights"):
+        model = make_encoder(options, config, progress)
+        format_bytes = measure_targets(model.targets())
+    with phases("kv"):
+        scheduling = encoder_scheduling(options, config, end_token_ids)
+        need = check_step_memory(options, config, scheduling, model, device)
+        runner = make_encoder_runner(options, model, device, delay)
+    with phases("warmup"):
+        warm_up_encoder(runner)
+    memory = reported_device_memory(device)
+    info = EngineInfo(
+        context_length=scheduling.capacity_tokens,
+        vocab_size=config.vocab_size,
+        end_token_ids=end_token_ids,
+        page_size=options.page_size,
+        pages_total=0,
+        weights_bytes=sum(format_bytes.values()),
+        format_bytes=format_bytes,
+        kv_bytes=0,
+        step_bytes=need.step_bytes,
+        dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
+        device=options.device,
+        generates=False,
+        device_bytes=memory.total,
+        free_bytes=memory.free,
+        phases=phases.seconds,
+    )
+    log_loaded(info)
+    return LoadedModel(
+        config=config,
+        end_token_ids=end_token_ids,
+        scheduling=scheduling,
+        runner=runner,
+        info=info,
+        group=None,
+    )
+
+
 def log_loaded(info: EngineInfo) -> None:
     """Log memory sizes, attention backends and phase durations of the loaded engine."""
     decode, prefill = info.attention
@@ -313,7 +371,9 @@ def load_engine(
     if options.profile:
         device = torch.device(options.device)
         runner = profiled = ProfilingRunner(runner, Path(options.profile), options.profile_steps, device)
-    return Engine(loaded.info, Scheduler(loaded.scheduling), runner, grammars[0], profiled)
+    return Engine(
+        loaded.info, Scheduler(loaded.scheduling), runner, grammars[0] if grammars else None, profiled
+    )
 
 
 def load_follower(

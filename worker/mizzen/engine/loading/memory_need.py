@@ -69,6 +69,27 @@ class MemoryNeed:
             + (dequantized if captured > MAX_DIRECT_ROWS else 0),
         )
 
+    @classmethod
+    def estimate_encoder(cls, config: ModelConfig, tokens: int, element: int) -> MemoryNeed:
+        """Estimate the need of a step of `tokens` tokens of an encoder, which keeps no KV.
+
+        Activations peak in the feed-forward block (inputs, residual, inner projections and their activation)
+        or in the attention (queries, keys and values, rotated copies, and the output). Pooling converts the
+        hidden states to float32.
+
+        Args:
+            config: Configuration of the encoder.
+            tokens: Number of tokens of the largest step.
+            element: Bytes per element of weights and activations.
+        """
+        inner = 2 if config.encoder is not None and config.encoder.has_gate else 1
+        mlp = 3 * config.hidden_size + (inner + 1) * config.intermediate_size
+        attention = 2 * config.hidden_size + 7 * config.heads * config.head_dim
+        return cls(
+            token_bytes=0,
+            step_bytes=tokens * (max(mlp, attention) * element + 4 * config.hidden_size),
+        )
+
     def with_measured_step(self, measured_bytes: int) -> MemoryNeed:
         """Return this need with `step_bytes` replaced by the measured bytes plus the bytes of graphs."""
         return replace(self, step_bytes=measured_bytes + self.graph_bytes)

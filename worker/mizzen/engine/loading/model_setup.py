@@ -161,19 +161,25 @@ def log_precision(options: EngineOptions, config: ModelConfig, dtype: torch.dtyp
         )
 
 
-def measure_weights(model: ServedModel, methods: Iterable[LinearMethod]) -> dict[str, int]:
+def measure_weights(model: ServedModel, methods: Iterable[LinearMethod]) -> Counter[str]:
     """Return the bytes of a loaded model's weights by their format.
 
     Args:
         model: The model or a rank's shard.
         methods: Linear methods of all layers.
     """
-    sizes: Counter[str] = Counter()
-    for target in model.targets():
-        sizes[str(target.destination.dtype).removeprefix("torch.")] += target_bytes(target)
+    sizes = measure_targets(model.targets())
     for method in methods:
         sizes.update(method.format_bytes())
-    return dict(sizes)
+    return sizes
+
+
+def measure_targets(targets: Iterable[WeightTarget]) -> Counter[str]:
+    """Return the bytes of the destinations of a checkpoint's tensors by their dtype."""
+    sizes: Counter[str] = Counter()
+    for target in targets:
+        sizes[str(target.destination.dtype).removeprefix("torch.")] += target_bytes(target)
+    return sizes
 
 
 def inspect_config(

@@ -48,6 +48,8 @@ def check_options(options: EngineOptions, config: ModelConfig) -> None:
             f"--tensor {options.tensor}{nodes if options.nodes > 1 else ' needs as many GPUs'}, "
             f"but this machine has {torch.cuda.device_count()}: lower it"
         )
+    if config.encoder is not None:
+        return
     check_backends(
         rank_geometry(config, options.tensor),
         KVSpec(torch.device(options.device), resolve_kv_dtype(options, resolve_dtype(options, config))),

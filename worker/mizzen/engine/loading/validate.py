@@ -41,6 +41,9 @@ def check_model(options: EngineOptions, config: ModelConfig) -> None:
     Raises:
         ValueError: The model does not support an option; the message names it and what to use instead.
     """
+    if config.encoder is not None:
+        check_encoder(options, config)
+        return
     choose_quantization(options.quantization, config.quantization)
     if config.experts is not None and options.quantization != AS_STORED:
         raise ValueError(
@@ -51,15 +54,47 @@ def check_model(options: EngineOptions, config: ModelConfig) -> None:
         check_shardable(config, options.tensor)
     else:  # the engine checks the layers when it has built them
         check_installed(config.architecture, READERS)
+    check_context_length(options, config)
+    if options.kv_cache_dtype == "fp8" and (
+        options.device != "cuda" or resolve_precision(options, config) != "bfloat16"
+    ):
+        raise ValueError("--kv-cache-dtype fp8 needs --device cuda and --dtype bfloat16: use auto here")
+
+
+def check_encoder(options: EngineOptions, config: ModelConfig) -> None:
+    """Check that an encoder can be served with the options.
+
+    Raises:
+        ValueError: The model does not support an option; the message names it and what to use instead.
+    """
+    if options.tensor > 1:
+        raise ValueError(
+            f"--tensor {options.tensor} is not supported for encoders ({config.architecture}): use "
+            "--tensor 1, and several engines for more throughput"
+        )
+    unsupported = {
+        "--quantization": (options.quantization, AS_STORED),
+        "--kv-cache-dtype": (options.kv_cache_dtype, "auto"),
+    }
+    for option, (value, supported) in unsupported.items():
+        if value != supported:
+            raise ValueError(
+                f"{option} {value} is not supported for encoders ({config.architecture}): use {supported}"
+            )
+    check_context_length(options, config)
+
+
+def check_context_length(options: EngineOptions, config: ModelConfig) -> None:
+    """Check that `--context-length` is at most the model's limit.
+
+    Raises:
+        ValueError: It is larger.
+    """
     if options.context_length is not None and options.context_length > config.context_length:
         raise ValueError(
             f"--context-length {options.context_length} exceeds the model's max_position_embeddings "
             f"({config.context_length}): lower it"
         )
-    if options.kv_cache_dtype == "fp8" and (
-        options.device != "cuda" or resolve_precision(options, config) != "bfloat16"
-    ):
-        raise ValueError("--kv-cache-dtype fp8 needs --device cuda and --dtype bfloat16: use auto here")
 
 
 def make_trace_folder(folder: Path) -> None:

@@ -12,8 +12,10 @@ FILE = "1_Pooling/config.json"
 MODES = {
     "pooling_mode_lasttoken": Pooling.LAST,
     "pooling_mode_mean_tokens": Pooling.MEAN,
+    "pooling_mode_cls_token": Pooling.CLS,
     "lasttoken": Pooling.LAST,
     "mean": Pooling.MEAN,
+    "cls": Pooling.CLS,
 }
 """Poolings by their names in `FILE`: flags in its older form, values of `pooling_mode` in its newer form."""
 

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bidirectional attention within each prompt of a batch without padding, for encoders.
+
+Nothing is cached: all keys and values of a prompt are in the batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.varlen import varlen_attn
+
+from mizzen.core.request import Int64
+
+QUERY_BLOCK = 128
+"""Number of queries that are computed together in a layer with a window; they read only the keys in reach."""
+FLASH_DTYPES = (torch.bfloat16, torch.float16)
+"""Dtypes for which PyTorch has a FlashAttention kernel for prompts of unequal lengths on GPUs."""
+MAX_FLASH_HEAD_DIM = 256
+
+
+class PromptAttention:
+    """Attention of one batch of prompts; the arguments of a call are those of `encoders.layer.Attend`."""
+
+    def __init__(self, lengths: Int64, device: torch.device) -> None:
+        """Plan a batch.
+
+        Args:
+            lengths: Number of tokens of each prompt, int64 [prompts], each at least 1.
+            device: Device of the model.
+        """
+        self.ends = np.cumsum(lengths).tolist()
+        self.longest = int(lengths.max())
+        self.masks: dict[tuple[int, int, int, int], torch.Tensor] = {}
+        """Masks of blocks of queries, by the arguments of `block_mask`."""
+        self.device = device
+        self.offsets: torch.Tensor | None = None
+        if device.type == "cuda":
+            offsets = torch.tensor([0, *self.ends], dtype=torch.int32, pin_memory=True)
+            self.offsets = offsets.to(device, non_blocking=True)
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None) -> torch.Tensor:
+        """Return the attention of q, k and v [tokens, heads, d] within each prompt, [tokens, heads * d].
+
+        A token attends to `window` tokens to each side of itself, or to its whole prompt if `window` is None.
+        """
+        if window is not None and window >= self.longest - 1:
+            window = None
+        if self.offsets is not None and q.dtype in FLASH_DTYPES and q.shape[-1] <= MAX_FLASH_HEAD_DIM:
+            reach = -1 if window is None else window
+            out = varlen_attn(
+                q,
+                k,
+                v,
+                self.offsets,
+                self.offsets,
+                self.longest,
+                self.longest,
+                window_size=(reach, reach),
+            )
+            return out.flatten(1) if isinstance(out, torch.Tensor) else out[0].flatten(1)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        begin = 0
+        for end in self.ends:
+            prompt = slice(begin, end)
+            self.attend_prompt(q[prompt], k[prompt], v[prompt], window, out[prompt])
+            begin = end
+        return out.flatten(1)
+
+    def attend_prompt(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, out: torch.Tensor
+    ) -> None:
+        """Compute the attention of one prompt; all tensors are [tokens of the prompt, heads, d]."""
+        length = len(q)
+        if window is None or window >= length - 1:
+            out.copy_(attend(q, k, v, None))
+            return
+        for begin in range(0, length, QUERY_BLOCK):
+            end = min(begin + QUERY_BLOCK, length)
+            first, last = max(0, begin - window), min(length, end + window)
+            mask = self.block_mask(end - begin, last - first, begin - first, window)
+            out[begin:end] = attend(q[begin:end], k[first:last], v[first:last], mask)
+
+    def block_mask(self, queries: int, keys: int, offset: int, window: int) -> torch.Tensor:
+        """Return which keys a block of queries attends to, bool [queries, keys].
+
+        The first query is at the place of key `offset`.
+        """
+        arguments = (queries, keys, offset, window)
+        mask = self.masks.get(arguments)
+        if mask is None:
+            distance = torch.arange(keys)[None, :] - torch.arange(queries)[:, None] - offset
+            mask = self.masks[arguments] = (distance.abs() <= window).to(self.device)
+        return mask
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Return the attention [queries, heads, d] of q [queries, heads, d] to k and v [keys, heads, d]."""
+    q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)[0].transpose(0, 1)

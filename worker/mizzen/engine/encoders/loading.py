@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds an encoder with its runner, and the configuration of its scheduler.
+
+`mizzen.engine.loading.loader` calls these functions in its start-up phases.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mizzen.core.config import SchedulerConfig
+from mizzen.core.request import Pooling
+from mizzen.core.sampling_params import SamplingParams
+from mizzen.core.step_plan import PageWrites, PrefillChunk, Runner, SlotOptions, SlotStart, StepPlan, no_ints
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.encoders.executor import EncoderExecutor
+from mizzen.engine.execution.runner import CpuRunner, CudaRunner, StepDelay
+from mizzen.engine.loading.host import cpu_count, device_memory
+from mizzen.engine.loading.memory_budget import MemoryShortage, format_gib
+from mizzen.engine.loading.memory_need import MemoryNeed
+from mizzen.engine.loading.resolve import resolve_dtype
+from mizzen.engine.uploader import Uploader
+from mizzen.layers.context import BuildContext
+from mizzen.models.config import ModelConfig
+from mizzen.models.encoders.model import EncoderModel
+from mizzen.weights.load import ProgressCallback, fill_dummy, load_checkpoint
+
+DUMMY_SEED = 0
+"""Seed of the random values of `--load-format dummy`."""
+
+
+def make_encoder(options: EngineOptions, config: ModelConfig, progress: ProgressCallback) -> EncoderModel:
+    """Build an encoder on its device, and load its weights.
+
+    Args:
+        options: Engine options.
+        config: Configuration of an encoder.
+        progress: Called with the bytes of weights loaded so far and the bytes of all weights.
+
+    Raises:
+        WeightsError: The checkpoint cannot be loaded.
+    """
+    if config.encoder is None:
+        raise ValueError(f"{config.architecture} is not an encoder")
+    build = BuildContext(device=torch.device(options.device), dtype=resolve_dtype(options, config))
+    with torch.inference_mode():
+        model = EncoderModel(build, config, config.encoder)
+        if options.load_format == "dummy":
+            fill_dummy(model.targets(), seed=DUMMY_SEED, progress=progress)
+        else:
+            load_checkpoint(
+                Path(options.model),
+                model.targets(),
+                tied=True,
+                progress=progress,
+                names=config.block.names,
+                ignored=model.ignored,
+            )
+    return model
+
+
+def encoder_scheduling(
+    options: EngineOptions, config: ModelConfig, end_token_ids: tuple[int, ...]
+) -> SchedulerConfig:
+    """Return the configuration of the scheduler: whole prompts, batched up to `prefill_chunk_tokens`.
+
+    The scheduler counts a token that is sampled, and discarded, after each prompt.
+    """
+    longest = options.context_length or config.context_length
+    return SchedulerConfig(
+        pages_total=0,
+        context_length=longest + 1,
+        end_token_ids=end_token_ids,
+        page_size=options.page_size,
+        max_running_requests=options.max_running_requests,
+        max_waiting_requests=options.max_waiting_requests,
+        prefill_chunk_tokens=max(options.prefill_chunk_tokens, longest),
+        steps_in_flight=options.steps_in_flight,
+        prefix_cache="none",
+        policy=options.policy,
+        check_integrity=options.check_integrity,
+        whole_prompts=True,
+    )
+
+
+def check_step_memory(
+    options: EngineOptions,
+    config: ModelConfig,
+    scheduling: SchedulerConfig,
+    model: EncoderModel,
+    device: torch.device,
+) -> MemoryNeed:
+    """Return the estimated memory of the largest step, after the weights were loaded.
+
+    Raises:
+        MemoryShortage: The step does not fit besides the weights.
+    """
+    element = model.embedding.weight.element_size()
+    need = MemoryNeed.estimate_encoder(config, scheduling.prefill_chunk_tokens, element)
+    memory = device_memory(device)
+    budget = int(memory.total * options.memory_fraction) - (memory.total - memory.free)
+    if need.step_bytes > budget:
+        raise MemoryShortage(
+            f"a step of {scheduling.prefill_chunk_tokens} tokens needs {format_gib(need.step_bytes)}, but "
+            f"{format_gib(max(budget, 0))} are left of {format_gib(memory.total)} (--memory-fraction "
+            f"{options.memory_fraction}): lower --prefill-chunk-tokens or --context-length, or free memory"
+        )
+    return need
+
+
+def make_encoder_runner(
+    options: EngineOptions, model: EncoderModel, device: torch.device, delay: StepDelay | None
+) -> CpuRunner | CudaRunner:
+    """Create the runner of an encoder."""
+    step = EncoderExecutor(model, Uploader(device))
+    if device.type == "cpu":
+        return CpuRunner(step, threads=options.threads or cpu_count(), delay=delay)
+    torch.cuda.synchronize(device)  # steps do not use the stream in which the weights were written
+    return CudaRunner(step, device)
+
+
+def warm_up_encoder(runner: Runner) -> None:
+    """Run a step with each pooling, so that the first request does not wait for lazy loading."""
+    prompt = np.zeros(1, np.int32)
+    for step, pooling in enumerate(Pooling, start=-len(Pooling)):
+        start = SlotStart(
+            slot=0,
+            length=0,
+            sampling=SamplingParams(temperature=0),
+            seed=0,
+            options=SlotOptions(tokens=prompt, prompt_tokens=1, pooling=pooling, normalize=True),
+        )
+        runner.launch(
+            StepPlan(
+                step=step,
+                decode=no_ints(),
+                decode_version=step,
+                pages=PageWrites(),
+                starts=(start,),
+                prefill=(PrefillChunk(slot=0, start=0, tokens=prompt, last=True),),
+            )
+        )
+        runner.collect()

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encoders: models with bidirectional attention, which compute embeddings or scores of whole prompts."""
