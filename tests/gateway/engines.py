@@ -7,6 +7,7 @@ import hashlib
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +84,10 @@ class Behaviour:
     If it is empty, `fault_after` applies.
     """
     stats_seconds: float = 0.1
+    vector: Callable[[Embed], list[float]] = lambda message: [0.6, 0.8]
+    """Function that returns the vector of an embedding request."""
+    label_logprob: Callable[[Generate, int], float] | None = None
+    """Function that returns the log probability of a requested token; by default all tokens have the same."""
     ignored_file_requests: int = 0
     """Number of file requests that are ignored before the next one is answered."""
 
@@ -216,7 +221,7 @@ class ScriptedEngine:
             end = Finish(message.rid, int(FinishReason.ERROR), count, 0, 0, None, "out of memory")
             self._send(peer, Outputs(1, b"", b"", b"", b"", (end,)))
         else:
-            vector = np.array([0.6, 0.8], dtype="<f4").tobytes()
+            vector = np.array(self.does.vector(message), dtype="<f4").tobytes()
             self._send(peer, Embedding(message.rid, vector, count, self.does.cached_tokens))
 
     def _finish(self, run: Run, reason: FinishReason, stop: int | None = None) -> Finish:
@@ -265,6 +270,9 @@ class ScriptedEngine:
             beside = (*range(sampling.logprobs), *sampling.logprob_token_ids)
             ids = [entry for token in tokens for entry in (token, *beside)]
             values = np.repeat(-0.01 * np.arange(offset + 1, offset + 1 + len(tokens)), 1 + len(beside))
+            if self.does.label_logprob is not None:
+                asked = sampling.logprob_token_ids
+                values[-len(asked) :] = [self.does.label_logprob(run.message, token) for token in asked]
             reports = (Logprobs(rid, 1 + len(beside), packed("<i4", *ids), values.astype("<f4").tobytes()),)
         return Outputs(
             1, packed("<u4", rid), packed("<u4", offset), packed("<i4", *tokens), counts, ends, reports

@@ -28,9 +28,9 @@ from schemathesis.specs.openapi.checks import (
 from schemathesis.specs.openapi.schemas import OpenApiSchema
 
 from mizzen.gateway.anthropic.schemas import CountTokensRequest, MessagesRequest
-from mizzen.gateway.openai.embeddings import EmbeddingRequest
 from mizzen.gateway.openai.openapi_document import REQUESTS
 from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest
+from mizzen.gateway.pooling.embeddings import EmbeddingRequest
 from mizzen.gateway.responses.schemas import ResponsesRequest
 
 PAGE = Path(__file__).parents[3] / "docs/openai.md"

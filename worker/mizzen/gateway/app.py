@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The OpenAI API and the admin API, as two ASGI applications of one gateway.
 
-`main` serves both. No other module outside of `openai`, `responses` and `anthropic` imports
+`main` serves both. No other module outside of `openai`, `responses`, `anthropic` and `pooling` imports
 `openai`.
 """
 
@@ -32,13 +32,13 @@ from mizzen.gateway.openai.endpoints import (
     add_generation_endpoints,
     add_messages_endpoints,
     add_token_endpoints,
-    add_vector_endpoints,
 )
 from mizzen.gateway.openai.openapi_document import describe_response, install_openapi
 from mizzen.gateway.openai.output_form import FamilyOptions
 from mizzen.gateway.openai.parse import RequestParser
 from mizzen.gateway.openai.response_bodies import Model, ModelList
 from mizzen.gateway.playground.playground_page import add_playground
+from mizzen.gateway.pooling.endpoints import add_pooling_endpoints
 from mizzen.gateway.routing.debug_route import explain_route
 from mizzen.gateway.services import Service
 from mizzen.gateway.telemetry.table_watch import parse_wait, routing_table, table_version
@@ -75,9 +75,12 @@ def create_app(config: GatewayConfig, gateway: Gateway | None = None) -> FastAPI
     parser = new_parser(gateway.config)
     add_generation_endpoints(app, gateway, parser)
     add_messages_endpoints(app, gateway, parser)
-    add_vector_endpoints(app, gateway)
-    add_token_endpoints(app, gateway, family_options(gateway.config))
+    families = family_options(gateway.config)
+    add_pooling_endpoints(app, gateway, families)
+    add_token_endpoints(app, gateway, families)
     add_model_endpoints(app, gateway)
+    if gateway.config.api_metrics:
+        add_metrics_endpoint(app, gateway)
     if gateway.config.playground:
         add_playground(app)
     install_openapi(app, strict_fields=gateway.config.strict_fields)
@@ -132,10 +135,7 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
         reason = gateway.not_ready_reason
         return Response(f"{reason or 'ok'}\n".encode(), 503 if reason else 200, media_type="text/plain")
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        """Return the metrics in Prometheus' text format."""
-        return Response(gateway.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    add_metrics_endpoint(app, gateway)
 
     def check_admin(request: Request) -> None:
         if not gateway.admin_enabled:
@@ -188,6 +188,15 @@ def create_admin_app(gateway: Gateway) -> FastAPI:
         return json_response(await explain_route(gateway, body, headers, parser.parse_chat_or_completion))
 
     return app
+
+
+def add_metrics_endpoint(app: FastAPI, gateway: Gateway) -> None:
+    """Add /metrics."""
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Return the metrics in Prometheus' text format."""
+        return Response(gateway.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def read_body(gateway: Gateway, request: Request) -> bytes:

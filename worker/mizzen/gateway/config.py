@@ -70,6 +70,16 @@ class GatewayConfig:
     strict_fields: bool = option(
         False, "Refuse unknown fields, fields that only advise, and hosted tools, instead of ignoring them"
     )
+    any_dimensions: bool = option(
+        False,
+        "Shorten embeddings on request even if config.json does not say that the model was trained for it",
+    )
+    tokenizer_info: bool = option(
+        False, "Serve /tokenizer_info, with which clients load a model's chat template and special tokens"
+    )
+    api_metrics: bool = option(
+        False, "Serve /metrics on the port of the OpenAI API too, to clients that may use that API"
+    )
     playground: bool = option(
         False, "Serve a chat page for browsers at /playground, which uses the gateway's own API"
     )
@@ -217,6 +227,10 @@ class GatewayConfig:
         if self.response_store_seconds and self.processes > 1:
             raise ValueError(
                 "--response-store-seconds needs --processes 1, because each process has its own store"
+            )
+        if self.api_metrics and self.processes > 1:
+            raise ValueError(
+                "--api-metrics needs --processes 1: use the admin port, which adds up all processes"
             )
 
     @property

@@ -27,7 +27,8 @@ TEXT_FILES = (
     "1_Pooling/config.json",
 )
 """Files that determine tokenization, chat templates and the pooling of embedding models."""
-OTHER_FILES = ("config.json", "generation_config.json")
+OTHER_FILES = ("config.json", "generation_config.json", "config_sentence_transformers.json")
+"""Files that gateways may fetch, but that do not influence tokenization."""
 TEMPLATE_FOLDER = "additional_chat_templates"
 
 
@@ -109,7 +110,7 @@ def read_model_files(folder: Path) -> dict[str, bytes]:
 
 
 def tokenizer_hash(files: dict[str, bytes]) -> str:
-    """Return the SHA-256, in hexadecimal, of the files except config.json and generation_config.json."""
+    """Return the SHA-256, in hexadecimal, of the files except `OTHER_FILES`."""
     digest = hashlib.sha256()
     for name in sorted(files):
         if name in OTHER_FILES:

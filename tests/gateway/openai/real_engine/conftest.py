@@ -21,7 +21,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 async def gateway(live_demo: Callable[..., Any]) -> Any:
-    return await live_demo()
+    return await live_demo(any_dimensions=True)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from mizzen.gateway.engines.health import HealthLimits
 from mizzen.gateway.routing.prefix_index import DEFAULT_BLOCKS, PrefixBudget
 from mizzen.gateway.routing.warmup import CacheWarmer
 from mizzen.gateway.text.model import TextModel, TextModels
+from mizzen.gateway.text.model_facts import ModelFacts
 from mizzen.wire.client.key_offers import KeyOffer, key_offers, offer_names
 from mizzen.wire.curve_keys import KeyRing
 
@@ -150,6 +151,11 @@ class EngineTable:
     def longest_context(self, text: TextModel) -> int:
         """Return the longest context, in tokens, of the serving engines that use `text`; 0 if none does."""
         return max((e.context_length for e in self if e.serving and e.tokenizer_hash == text.name), default=0)
+
+    def find_served(self) -> tuple[TextModel, ModelFacts] | None:
+        """Return the text model of a serving engine and facts about its model; None if no engine serves."""
+        found = ((e.text_model, e.facts) for e in self if e.serving)
+        return next(((text, facts) for text, facts in found if text is not None), None)
 
     async def close(self) -> None:
         """Close all connections; their streams fail."""

@@ -17,20 +17,19 @@ from mizzen.gateway.error_shapes import MessagesErrorBody
 from mizzen.gateway.errors import invalid
 from mizzen.gateway.gateway import Gateway
 from mizzen.gateway.http.api_call import JsonCall
-from mizzen.gateway.openai.embeddings import EmbeddingRequest, EmbeddingResponse, EmbeddingsHandler
 from mizzen.gateway.openai.openapi_document import describe_operation, describe_response
 from mizzen.gateway.openai.output_form import FamilyOptions
 from mizzen.gateway.openai.parse import RequestParser
 from mizzen.gateway.openai.response_bodies import ChatResponse, CompletionResponse
 from mizzen.gateway.openai.response_writers import ChatWriter, CompletionWriter
 from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest
-from mizzen.gateway.openai.score import LabelsResponse, PairsResponse, ScoreHandler, ScoreRequest
 from mizzen.gateway.openai.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeHandler,
     TokenizeRequest,
     TokenizeResponse,
+    find_text_model,
 )
 from mizzen.gateway.requests.exchange import GenerationExchange
 from mizzen.gateway.responses.exchange import ResponsesExchange, find_response, remove_response
@@ -105,21 +104,6 @@ def add_messages_endpoints(app: FastAPI, gateway: Gateway, parser: RequestParser
         return JsonCall(gateway, counter.count_tokens)
 
 
-def add_vector_endpoints(app: FastAPI, gateway: Gateway) -> None:
-    """Add the endpoints for embeddings and scores."""
-    embeddings_handler, score_handler = EmbeddingsHandler(gateway), ScoreHandler(gateway)
-
-    @app.post("/v1/embeddings", openapi_extra=describe_operation(EmbeddingRequest, EmbeddingResponse))
-    async def embed() -> Response:
-        """Return an embedding for each input."""
-        return JsonCall(gateway, embeddings_handler)
-
-    @app.post("/v1/score", openapi_extra=describe_operation(ScoreRequest, PairsResponse, LabelsResponse))
-    async def score() -> Response:
-        """Return the similarity of text pairs, or the probability of each label as the next token."""
-        return JsonCall(gateway, score_handler)
-
-
 def add_token_endpoints(app: FastAPI, gateway: Gateway, families: FamilyOptions) -> None:
     """Add the endpoints that tokenize and detokenize."""
     tokenizer = TokenizeHandler(gateway, families)
@@ -135,3 +119,11 @@ def add_token_endpoints(app: FastAPI, gateway: Gateway, families: FamilyOptions)
     async def detokenize() -> Response:
         """Return the text of token ids."""
         return JsonCall(gateway, tokenizer.detokenize)
+
+    if gateway.config.tokenizer_info:
+
+        @app.get("/tokenizer_info")
+        async def tokenizer_info(request: Request) -> Response:
+            """Return the configuration of a model's tokenizer, with its chat template and special tokens."""
+            _, text = find_text_model(gateway, request.query_params.get("model"), request.scope)
+            return Response(msgspec.json.encode(text.description), media_type="application/json")

@@ -23,22 +23,23 @@ from mizzen.gateway.anthropic.schemas import (
     ToolUseBlock,
 )
 from mizzen.gateway.error_shapes import OVERLOADED_STATUS, MessagesErrorBody
-from mizzen.gateway.openai.embeddings import EmbeddingRequest, EmbeddingResponse
 from mizzen.gateway.openai.response_bodies import ChatResponse, CompletionResponse, Model, ModelList
 from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest
-from mizzen.gateway.openai.score import LabelsResponse, PairsResponse, ScoreRequest
 from mizzen.gateway.openai.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
     TokenizeRequest,
     TokenizeResponse,
 )
+from mizzen.gateway.pooling.embeddings import EmbeddingRequest, EmbeddingResponse
+from mizzen.gateway.pooling.rerank import RerankRequest, RerankResponse
+from mizzen.gateway.pooling.score import LabelsResponse, PairsResponse, ScoreRequest
 from mizzen.gateway.responses.response_bodies import DeletedResponse, ResponsesResponse
 from mizzen.gateway.responses.schemas import NamespaceTool, ResponsesRequest, ResponseTool
 
 REQUESTS: tuple[type, ...] = (
     ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest, CountTokensRequest, EmbeddingRequest,
-    ScoreRequest, TokenizeRequest, DetokenizeRequest,
+    ScoreRequest, RerankRequest, TokenizeRequest, DetokenizeRequest,
 )  # fmt: skip
 """Types of all request bodies, in the order in which docs/openai.md describes them."""
 REQUEST_PARTS: tuple[type, ...] = (
@@ -48,8 +49,8 @@ REQUEST_PARTS: tuple[type, ...] = (
 """Types of objects in request bodies that are decoded separately, so that no other type contains them."""
 RESPONSES: tuple[type, ...] = (
     ChatResponse, CompletionResponse, ResponsesResponse, EmbeddingResponse, PairsResponse, LabelsResponse,
-    DeletedResponse, MessageResponse, CountTokensResponse, TokenizeResponse, DetokenizeResponse, Model,
-    ModelList,
+    RerankResponse, DeletedResponse, MessageResponse, CountTokensResponse, TokenizeResponse,
+    DetokenizeResponse, Model, ModelList,
 )  # fmt: skip
 """Types of all response bodies."""
 REF_TEMPLATE = "#/components/schemas/{name}"

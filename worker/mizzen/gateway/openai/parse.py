@@ -243,7 +243,10 @@ def parse_prompts(value: str | list[Any], name: str = "prompt") -> tuple[Prompt,
     if not value:
         raise invalid(f"{name} is empty; give text or token ids", name)
     if all(isinstance(item, (str, list)) for item in value):
-        return tuple(item if isinstance(item, str) else parse_token_ids(item, name) for item in value)
+        return tuple(
+            item if isinstance(item, str) else parse_token_ids(item, f"{name}[{index}]")
+            for index, item in enumerate(value)
+        )
     return (parse_token_ids(value, name),)
 
 

@@ -12,6 +12,7 @@ from mizzen.core.request import Int32, Pooling
 from mizzen.core.sampling_params import sent_values
 from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.requests.generation_request import GenerationRequest
+from mizzen.gateway.requests.text_batch import truncated_length
 from mizzen.gateway.text.model import NoChatTemplate, TextModel
 from mizzen.gateway.text.template import TemplateError
 from mizzen.wire.messages import MAX_GRAMMAR_BYTES, Sampling
@@ -31,8 +32,12 @@ async def tokenize_prompt(generation: GenerationRequest, text: TextModel, max_to
         TooManyTokens: the text is so long that it must have more than `max_tokens` tokens (0: no limit);
             raised before tokenization.
     """
-    if generation.messages is not None:
-        ids = await tokenize_chat(generation, text, max_tokens)
+    if generation.prompt_source is not None:
+        ids = await generation.prompt_source.token_ids(text, max_tokens)
+    elif generation.messages is not None:
+        cut = truncated_length(generation.truncate, max_tokens)
+        ids = await tokenize_chat(generation, text, 0 if cut else max_tokens)
+        ids = ids[: cut or None]
     elif isinstance(generation.prompt, str):
         ids = await text.text_prompt(generation.prompt, generation.add_special_tokens, max_tokens)
     else:
@@ -143,5 +148,7 @@ def engine_sampling(generation: GenerationRequest, text: TextModel, prompt: Int3
         reason = f"{name} results in a grammar of more than {MAX_GRAMMAR_BYTES} bytes: make it smaller"
         raise invalid(reason, name, "grammar_too_large")
     values = sent_values(sampling_params)
+    if generation.prompt_source is not None and (labels := generation.prompt_source.label_ids(text)):
+        values["logprob_token_ids"] = labels
     values["grammar"] = None if grammar is None else (str(grammar.kind), grammar.text)
     return Sampling(**values)

@@ -6,10 +6,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+from mizzen.core.request import Int32
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.gateway.requests.output import OutputForm
+from mizzen.gateway.text.model import TextModel
 
 MAX_SEQUENCES = 1024
 """Maximum number of sequences of one request: prompts times `best_of`."""
@@ -21,6 +23,27 @@ It is odd, so that all sequences of a prompt get different seeds.
 
 Prompt: TypeAlias = "str | array[int]"
 """Text, or token ids as an int32 array, which takes little memory while the request waits."""
+
+
+class PromptSource(Protocol):
+    """Makes the token ids of a prompt, for prompts that are not simply a text or a conversation."""
+
+    async def token_ids(self, text: TextModel, context: int) -> Int32:
+        """Return the prompt's token ids (int32 [n]) for a text model; `context` is the context length, or 0.
+
+        Raises:
+            ApiError: 400 if the prompt cannot be made.
+            TooManyTokens: the text is so long that it must have more than `context` tokens.
+        """
+        ...
+
+    def label_ids(self, text: TextModel) -> tuple[int, ...]:
+        """Return the ids of the tokens whose log probabilities the request needs; may be empty.
+
+        Raises:
+            ApiError: 400 if the tokenizer has no such token.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +81,11 @@ class GenerationRequest:
     """Text or token ids; the first of `prompts`."""
     prompts: tuple[Prompt, ...] = ()
     """All prompts of a completion."""
+    prompt_source: PromptSource | None = None
+    """Object that makes the token ids; if set, `prompt` only serves for estimates and logs."""
+    truncate: int | None = None
+    """Number of tokens to which a conversation is cut at its end; -1 for the context length, None for no
+    cut."""
     add_special_tokens: bool = True
     """True if the tokenizer adds its own special tokens, such as a BOS, to a text prompt."""
     echo: bool = False

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from mizzen.core.request import Int32, Pooling
 from mizzen.gateway.text.pooling import model_pooling
 from mizzen.gateway.text.template import ChatTemplate
 from mizzen.gateway.text.tokenizer import Tokenizer
+from mizzen.gateway.text.tokenizer_info import describe_tokenizer
 
 LONG_CHARACTERS = 4096
 """Length in characters above which a text is tokenized in a thread."""
@@ -28,6 +29,8 @@ VALUE_CHARACTERS = 16
 """Estimated number of characters that a chat template adds around each JSON value of a message."""
 MAX_LOADED = 4
 """Number of text models that stay loaded even if no engine uses them."""
+
+T = TypeVar("T")
 
 
 class TooManyTokens(ValueError):
@@ -52,6 +55,8 @@ class TextModel:
     template: ChatTemplate | None
     pooling: Pooling | None = Pooling.LAST
     """Default pooling of the models' embeddings; None if the gateway does not support their pooling."""
+    description: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
+    """The tokenizer's configuration, for /tokenizer_info."""
     huge_slots: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_HUGE), compare=False, repr=False
     )
@@ -100,7 +105,30 @@ class TextModel:
             lambda _: len(text), lambda: self._encode(text, add_special_tokens, max_tokens)
         )
 
-    async def _run(self, size: Callable[[int], int], work: Callable[[], Int32]) -> Int32:
+    async def batch_prompts(
+        self, texts: Sequence[str], add_special_tokens: bool = True, max_tokens: int = 0, cut: bool = False
+    ) -> list[Int32 | TooManyTokens]:
+        """Return the token ids (int32 [n]) of each text, as `text_prompt` does, tokenized together.
+
+        With `cut`, a text of more than `max_tokens` tokens is cut at its end. Otherwise the result has a
+        `TooManyTokens` for each text that is so long that it must have more than `max_tokens` tokens.
+        """
+
+        def work() -> list[Int32 | TooManyTokens]:
+            excess = [None if cut else self._find_excess(text, max_tokens) for text in texts]
+            accepted = [text for text, error in zip(texts, excess, strict=True) if error is None]
+            encoded = iter(
+                self.tokenizer.encode_batch(accepted, add_special_tokens, max_tokens if cut else 0)
+            )
+            return [np.array(next(encoded), np.int32) if error is None else error for error in excess]
+
+        return await self._run(lambda _: sum(map(len, texts)), work)
+
+    async def run(self, characters: int, work: Callable[[], Int32]) -> Int32:
+        """Run `work`, which tokenizes texts of a total length, on the event loop or, if long, in a thread."""
+        return await self._run(lambda _: characters, work)
+
+    async def _run(self, size: Callable[[int], int], work: Callable[[], T]) -> T:
         """Run `work` on the event loop for a short text, or in a thread for a long one.
 
         `size(limit)` returns the text's number of characters; it may stop counting once this exceeds `limit`.
@@ -112,7 +140,8 @@ class TextModel:
         async with self.huge_slots:
             return await asyncio.to_thread(work)
 
-    def _encode(self, text: str, add_special_tokens: bool, max_tokens: int) -> Int32:
+    def _find_excess(self, text: str, max_tokens: int) -> TooManyTokens | None:
+        """Return the error for a text so long that it must have more than `max_tokens` tokens, else None."""
         if (
             max_tokens
             and len(text) > LONG_CHARACTERS
@@ -120,7 +149,12 @@ class TextModel:
         ):
             at_least = -(-len(text) // characters_per_token)
             if at_least > max_tokens:
-                raise TooManyTokens(at_least)
+                return TooManyTokens(at_least)
+        return None
+
+    def _encode(self, text: str, add_special_tokens: bool, max_tokens: int) -> Int32:
+        if error := self._find_excess(text, max_tokens):
+            raise error
         return np.array(self.tokenizer.encode(text, add_special_tokens), dtype=np.int32)
 
 
@@ -146,7 +180,8 @@ def build_text_model(name: str, files: Mapping[str, bytes]) -> TextModel:
     Raises:
         TokenizerError, TemplateError: a file is missing or invalid.
     """
-    return TextModel(name, Tokenizer.from_files(files), ChatTemplate.from_files(files), model_pooling(files))
+    tokenizer, template = Tokenizer.from_files(files), ChatTemplate.from_files(files)
+    return TextModel(name, tokenizer, template, model_pooling(files), describe_tokenizer(files))
 
 
 class TextModels:

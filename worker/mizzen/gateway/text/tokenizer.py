@@ -76,6 +76,7 @@ class Tokenizer:
         inner.no_padding()
         self._inner = inner
         self._special = special_tokens(inner)
+        self._special_count = inner.num_special_tokens_to_add(False)
         self._decoder_kind = DecoderKind(inner)
         self._token_tables: dict[tuple[bool, tuple[str, ...]], TokenTable] = {}
         self._all_tokens = TokenTable(inner, self._decoder_kind, False)
@@ -140,6 +141,31 @@ class Tokenizer:
         # The batch call releases the GIL and skips the offsets, which are not needed.
         batch = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return batch[0].ids
+
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True, max_tokens: int = 0
+    ) -> list[list[int]]:
+        """Return the token ids of each text, of at most `max_tokens` tokens (0: no limit).
+
+        A longer text is cut at its end; the special tokens at the end of a prompt, such as EOS, are kept.
+        """
+        if not max_tokens:
+            encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            return [encoding.ids for encoding in encodings]
+        room = max(0, max_tokens - (self._special_count if add_special_tokens else 0))
+        ids = []
+        for encoding in self._inner.encode_batch_fast(list(texts), add_special_tokens=False):
+            if len(encoding) > room:
+                encoding.truncate(room)
+            ids.append(self._inner.post_process(encoding, None, add_special_tokens).ids)
+        return ids
+
+    def cut_text(self, text: str, max_tokens: int) -> str:
+        """Return the beginning of a text, at most about `max_tokens` tokens; it ends with a whole token."""
+        encoding = self._inner.encode_batch([text], add_special_tokens=False)[0]
+        if len(encoding) <= max_tokens:
+            return text
+        return text[: encoding.offsets[max_tokens - 1][1]] if max_tokens else ""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of tokens, given their ids; ids outside the vocabulary are ignored."""

@@ -15,19 +15,16 @@ from msgspec import Meta
 from starlette.types import Scope
 
 from mizzen.core.sampling_params import SamplingParams
-from mizzen.gateway.errors import ApiError, invalid, unavailable
+from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.fields.decoder import BodyDecoder
 from mizzen.gateway.fields.rules import UNUSED, Rules
-from mizzen.gateway.openai.embeddings import embed_prompts
 from mizzen.gateway.openai.parse import parse_prompts
 from mizzen.gateway.openai.response_bodies import InputUsage
 from mizzen.gateway.openai.schemas import PROMPTS, Priority, TokenId, doc
-from mizzen.gateway.requests.fan_out import count_placement, new_routed_requests, run_each
+from mizzen.gateway.pooling.embeddings import embed_prompts
+from mizzen.gateway.pooling.label_logprobs import score_labels
 from mizzen.gateway.requests.generation_request import MAX_SEQUENCES, GenerationRequest, Prompt
-from mizzen.gateway.requests.routed_request import RoutedRequest
-from mizzen.gateway.routing.dispatcher import Dispatcher
 from mizzen.gateway.telemetry.request_record import get_record
-from mizzen.wire.client.stream import EngineRefused, StreamLost
 
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
@@ -171,32 +168,10 @@ class ScoreHandler:
     async def _score_labels(
         self, request: ScoreRequest, generations: list[GenerationRequest], scope: Scope
     ) -> LabelsResponse:
-        dispatcher = self._gateway.find_active_service(request.model, scope).dispatcher
-        routed_requests = await new_routed_requests(self._gateway, scope, generations)
-        results = await run_each(
-            dispatcher, routed_requests, lambda routed: self._label_scores(routed, dispatcher)
-        )
+        results = await score_labels(self._gateway, scope, generations)
         scores = [to_probabilities(logprobs, bool(request.apply_softmax)) for logprobs, _ in results]
         tokens = sum(count for _, count in results)
         return LabelsResponse(scores, request.model, InputUsage(tokens, tokens))
-
-    async def _label_scores(
-        self, routed: RoutedRequest, dispatcher: Dispatcher
-    ) -> tuple[tuple[float, ...], int]:
-        """Return the log probability of each label as the next token, and the prompt's token count."""
-        self._gateway.restart_queue_timeout(routed.queue_entry)
-        attempt = await dispatcher.place(routed)
-        count_placement(self._gateway, routed)
-        try:
-            tokens, _ = await attempt.next_tokens()
-            self._gateway.metrics.for_model(routed.generation.model).output_tokens.inc(len(tokens))
-            routed.record.prompt_tokens += len(routed.prompt)
-            routed.record.completion_tokens += len(tokens)
-            return attempt.take_logprobs()[0].requested, len(routed.prompt)
-        except (StreamLost, EngineRefused) as error:
-            raise unavailable(str(error), code="engine_lost") from error
-        finally:
-            attempt.close()
 
 
 def pair_generations(request: ScoreRequest) -> list[GenerationRequest]:

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""POST /v1/embeddings: one vector per input, pooled from the last hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.types import Scope
+
+from mizzen.gateway.fields.decoder import BodyDecoder
+from mizzen.gateway.fields.rules import UNUSED, Rules
+from mizzen.gateway.openai.output_form import FamilyOptions
+from mizzen.gateway.openai.response_bodies import InputUsage
+from mizzen.gateway.openai.schemas import Count, doc
+from mizzen.gateway.pooling.inputs import PooledInput, input_generations
+from mizzen.gateway.pooling.served_model import find_served_model
+from mizzen.gateway.pooling.vectors import (
+    EncodingFormat,
+    check_dimensions,
+    check_finite,
+    encode_vectors,
+    shorten_vectors,
+)
+from mizzen.gateway.requests.fan_out import count_placement, new_routed_requests, run_each
+from mizzen.gateway.requests.generation_request import GenerationRequest
+from mizzen.gateway.requests.routed_request import RoutedRequest
+from mizzen.gateway.routing.dispatcher import EmbeddingResult
+from mizzen.gateway.telemetry.request_record import get_record
+
+if TYPE_CHECKING:
+    from mizzen.gateway.gateway import Gateway
+
+RULES: Rules = {"user": UNUSED}
+
+
+class EmbeddingRequest(PooledInput, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /v1/embeddings."""
+
+    encoding_format: Annotated[
+        EncodingFormat | None, doc("`float` (default), or `base64` of little-endian float32.")
+    ] = None
+    dimensions: Annotated[
+        Count | None,
+        doc(
+            "Number of leading components to keep, if the model was trained for it (Matryoshka); "
+            "`normalize` applies to the shortened vector. Other models, and numbers above the model's own "
+            "number of components, get 400."
+        ),
+    ] = None
+    pooling: Annotated[
+        Literal["last", "mean"] | None,
+        doc(
+            "Hidden state of the last token, or mean of the states of all tokens; by default the "
+            "pooling that the model was trained with."
+        ),
+    ] = None
+    normalize: Annotated[bool | None, doc("Scale vectors to length 1 (default: true).")] = None
+
+
+class EmbeddingItem(msgspec.Struct):
+    """Embedding of the input at `index`."""
+
+    index: int
+    embedding: Annotated[
+        msgspec.Raw,
+        Meta(
+            extra_json_schema={"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string"}]}
+        ),
+    ]
+    object: str = "embedding"
+
+
+class EmbeddingResponse(msgspec.Struct):
+    """Response of POST /v1/embeddings."""
+
+    data: list[EmbeddingItem]
+    model: str
+    usage: InputUsage
+    object: str = "list"
+
+
+class EmbeddingsHandler:
+    """Handler of POST /v1/embeddings."""
+
+    def __init__(self, gateway: Gateway, families: FamilyOptions) -> None:
+        self._gateway = gateway
+        self._families = families
+        self._decoder = BodyDecoder(EmbeddingRequest, RULES, strict=gateway.config.strict_fields)
+
+    async def __call__(self, body: bytes, scope: Scope) -> EmbeddingResponse:
+        """Return an embedding for each input in a request body.
+
+        Raises:
+            ApiError: the request is invalid, or no engine could serve it.
+        """
+        gateway = self._gateway
+        request, generations = await gateway.body_reader.parse_body(body, self._parse, scope)
+        get_record(scope).ignored_fields = generations[0].ignored_fields
+        if request.dimensions is not None:
+            served = await find_served_model(gateway, scope, generations[0])
+            any_length = gateway.config.any_dimensions
+            check_dimensions(request.dimensions, served.facts, "dimensions", any_length=any_length)
+        normalize = request.normalize is not False
+        results = await embed_prompts(gateway, scope, generations, request.pooling, normalize)
+        vectors = [result.vector for result in results]
+        check_finite(vectors)
+        vectors = shorten_vectors(vectors, request.dimensions, "dimensions", normalize=normalize)
+        encoded = await encode_vectors(vectors, request.encoding_format)
+        items = [EmbeddingItem(index, text) for index, text in enumerate(encoded)]
+        return EmbeddingResponse(items, request.model, count_usage(results))
+
+    def _parse(self, body: bytes) -> tuple[EmbeddingRequest, list[GenerationRequest]]:
+        request, ignored = self._decoder.decode(body)
+        return request, input_generations(request, ignored, self._families)
+
+
+def count_usage(results: Sequence[EmbeddingResult]) -> InputUsage:
+    """Return the number of prompt tokens of all results."""
+    tokens = sum(result.prompt_tokens for result in results)
+    return InputUsage(tokens, tokens)
+
+
+async def embed_prompts(
+    gateway: Gateway, scope: Scope, generations: list[GenerationRequest], pooling: str | None, normalize: bool
+) -> list[EmbeddingResult]:
+    """Return the embedding of each prompt, in order.
+
+    Args:
+        gateway: The gateway.
+        scope: ASGI scope of the HTTP request.
+        generations: One request per prompt.
+        pooling: `last` or `mean`; None selects the model's own pooling.
+        normalize: True to scale the vectors to length 1.
+
+    Raises:
+        ApiError: an embedding could not be computed.
+    """
+    dispatcher = gateway.find_active_service(generations[0].model, scope).dispatcher
+
+    async def embed_one(routed: RoutedRequest) -> EmbeddingResult:
+        gateway.restart_queue_timeout(routed.queue_entry)
+        result = await dispatcher.embed(routed, pooling, normalize)
+        count_placement(gateway, routed)
+        gateway.metrics.for_model(routed.generation.model).cached_tokens.inc(result.cached_tokens)
+        return result
+
+    return await run_each(dispatcher, await new_routed_requests(gateway, scope, generations), embed_one)

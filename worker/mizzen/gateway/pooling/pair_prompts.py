@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prompts with which a model judges whether a document answers a query.
+
+They have the form of the model's own chat template if that knows the roles `query` and `document`, and else
+the form of Qwen3-Reranker. A prompt that is too long is cut at the end of its document, never in its query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from mizzen.core.request import Int32
+from mizzen.gateway.errors import ApiError, invalid
+from mizzen.gateway.requests.text_batch import truncated_length
+from mizzen.gateway.text.model import TextModel
+from mizzen.gateway.text.template import ChatTemplate, TemplateError
+from mizzen.gateway.text.tokenizer import Tokenizer
+
+DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+PREFIX = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
+    'Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+CHAT_TOKENS = ("<|im_start|>", "<|im_end|>")
+LABELS = ("yes", "no")
+"""Answers whose probabilities are compared."""
+ROLES = ("query", "document")
+
+
+class PairForm(Protocol):
+    """Form of the prompt for a query and a document."""
+
+    def encode(self, query: str, document: str, instruction: str | None) -> list[int]:
+        """Return the token ids of the prompt."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class QwenPairForm:
+    """Form of Qwen3-Reranker's prompts, as in the recipe of its model card.
+
+    The frame and the pair are tokenized separately, so that no token spans their boundary.
+    """
+
+    tokenizer: Tokenizer
+
+    def encode(self, query: str, document: str, instruction: str | None) -> list[int]:
+        """Return the token ids of the prompt."""
+        pair = f"<Instruct>: {instruction or DEFAULT_INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
+        prefix, ids, suffix = self.tokenizer.encode_batch([PREFIX, pair, SUFFIX], add_special_tokens=False)
+        return prefix + ids + suffix
+
+
+@dataclass(frozen=True, slots=True)
+class TemplatePairForm:
+    """Form given by a chat template that knows the roles `query` and `document`."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+
+    def encode(self, query: str, document: str, instruction: str | None) -> list[int]:
+        """Return the token ids of the prompt.
+
+        Raises:
+            ApiError: 400 if the template rejects the messages.
+        """
+        messages = [{"role": "system", "content": instruction}] if instruction else []
+        messages += [{"role": "query", "content": query}, {"role": "document", "content": document}]
+        try:
+            return self.tokenizer.encode(self.template.render(messages), add_special_tokens=False)
+        except TemplateError as error:
+            raise invalid(str(error), "query", "chat_template") from error
+
+
+def has_pair_template(text: TextModel) -> bool:
+    """Return whether a model's chat template knows the roles of pairs."""
+    source = text.template.source if text.template is not None else ""
+    return all(f"'{role}'" in source or f'"{role}"' in source for role in ROLES)
+
+
+def find_pair_form(text: TextModel) -> PairForm | None:
+    """Return the form of a model's prompts for pairs; None if the model has neither of the two forms."""
+    if text.template is not None and has_pair_template(text):
+        return TemplatePairForm(text.tokenizer, text.template)
+    if all(text.tokenizer.special_token_id(token) is not None for token in CHAT_TOKENS):
+        return QwenPairForm(text.tokenizer)
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairPrompt:
+    """Prompt for one query and one document, with the labels `yes` and `no`."""
+
+    query: str
+    document: str
+    instruction: str | None = None
+    max_document_tokens: int | None = None
+    """Number of tokens to which the document is cut."""
+    truncate: int | None = None
+    """Number of tokens to which the prompt is cut, at the end of its document; -1 for the context length."""
+    document_field: str = "documents"
+
+    async def token_ids(self, text: TextModel, context: int) -> Int32:
+        """Return the prompt's token ids (int32 [n]).
+
+        Raises:
+            ApiError: 400 if the model has no form for pairs, or the query alone is too long.
+        """
+        form = find_pair_form(text)
+        if form is None:
+            raise not_a_reranker()
+
+        def work() -> Int32:
+            return np.array(self._encode(form, text.tokenizer, context), np.int32)
+
+        return await text.run(len(self.query) + len(self.document), work)
+
+    def label_ids(self, text: TextModel) -> tuple[int, ...]:
+        """Return the ids of the tokens `yes` and `no`.
+
+        Raises:
+            ApiError: 400 if the tokenizer lacks one of them.
+        """
+        ids = [text.tokenizer.token_id(label) for label in LABELS]
+        if any(number is None for number in ids):
+            raise not_a_reranker()
+        return tuple(number for number in ids if number is not None)
+
+    def _encode(self, form: PairForm, tokenizer: Tokenizer, context: int) -> list[int]:
+        document, limit = self.document, truncated_length(self.truncate, context)
+        if self.max_document_tokens is not None:
+            document = tokenizer.cut_text(document, self.max_document_tokens)
+        return fit_document(
+            lambda part: form.encode(self.query, part, self.instruction), tokenizer, document, limit
+        )
+
+
+def fit_document(
+    encode: Callable[[str], list[int]], tokenizer: Tokenizer, document: str, limit: int
+) -> list[int]:
+    """Return the token ids of a prompt, whose document is cut so that it has at most `limit` tokens.
+
+    Args:
+        encode: function that returns the prompt's token ids for a document.
+        tokenizer: tokenizer of the model.
+        document: the document.
+        limit: maximum number of tokens; 0 for no limit.
+
+    Raises:
+        ApiError: 400 if the prompt is too long even without a document.
+    """
+    ids = encode(document)
+    if not limit or len(ids) <= limit:
+        return ids
+    room = limit - len(encode(""))
+    while len(ids) > limit and room > 0:
+        document = tokenizer.cut_text(document, room)
+        ids = encode(document)
+        room -= max(1, len(ids) - limit)  # tokens at the ends of the document may differ within the prompt
+    if len(ids) > limit:
+        text = f"query is too long: it leaves no room for a document in {limit} tokens"
+        raise invalid(text, "query", "context_length_exceeded")
+    return ids
+
+
+def not_a_reranker() -> ApiError:
+    """Return the 400 error for a model that cannot judge pairs."""
+    return invalid(
+        "model is neither a reranker nor an embedding model: it has no classification head, and neither a "
+        "chat template with the roles query and document nor Qwen3-Reranker's tokens",
+        "model",
+        "unsupported_model",
+    )

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores how well documents answer a query, in the way that suits the model.
+
+- A model that generates text judges each pair: the score is P(yes) / (P(yes) + P(no)) of its next token.
+- An embedding model embeds the query and the documents: the score is the cosine of their vectors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from starlette.types import Scope
+
+from mizzen.core.sampling_params import SamplingParams
+from mizzen.gateway.errors import ApiError
+from mizzen.gateway.pooling.embeddings import embed_prompts
+from mizzen.gateway.pooling.inputs import prompt_generations
+from mizzen.gateway.pooling.label_logprobs import score_labels
+from mizzen.gateway.pooling.pair_prompts import PairPrompt
+from mizzen.gateway.pooling.served_model import ServedModel, find_served_model
+from mizzen.gateway.requests.generation_request import GenerationRequest
+from mizzen.gateway.text.model_facts import ModelFacts
+
+if TYPE_CHECKING:
+    from mizzen.gateway.gateway import Gateway
+
+LABELS = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairOptions:
+    """Options of a request that scores pairs."""
+
+    model: str
+    priority: int | None = None
+    instruction: str | None = None
+    max_document_tokens: int | None = None
+    truncate: int | None = None
+    """Number of tokens to which a prompt is cut, at the end of its document; -1 for the context length."""
+    activation: bool = True
+    """Whether scores are probabilities; False for logits."""
+    document_field: str = "documents[{}]"
+    """Path of a document in the request's body; `{}` stands for its index."""
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PairScores:
+    """Scores of documents, in order, and the number of prompt tokens."""
+
+    scores: list[float]
+    prompt_tokens: int
+
+
+async def score_documents(
+    gateway: Gateway, scope: Scope, options: PairOptions, query: str, documents: Sequence[str]
+) -> PairScores:
+    """Return the scores of documents for a query.
+
+    Raises:
+        ApiError: the request is invalid, or no engine could serve it.
+    """
+    pairs = [pair_generation(options, query, document, index) for index, document in enumerate(documents)]
+    served = await find_served_model(gateway, scope, pairs[0])
+    if served.facts.task == "embed":
+        result = await score_by_cosine(gateway, scope, options, served, query, documents)
+    else:
+        result = await score_by_labels(gateway, scope, options, pairs)
+    for index, score in enumerate(result.scores):
+        if not math.isfinite(score):
+            field = options.document_field.format(index)
+            raise ApiError(502, f"the engine's score of {field} is not a number", code="not_a_number")
+    return result
+
+
+def pair_generation(options: PairOptions, query: str, document: str, index: int) -> GenerationRequest:
+    """Return the generation request that judges one pair; `index` is the document's."""
+    field = options.document_field.format(index)
+    return GenerationRequest(
+        model=options.model,
+        prompt=f"{query}\n{document}",
+        prompt_source=PairPrompt(
+            query=query,
+            document=document,
+            instruction=options.instruction,
+            max_document_tokens=options.max_document_tokens,
+            truncate=options.truncate,
+            document_field=field,
+        ),
+        prompt_field=field,
+        ignored_fields=options.ignored,
+        priority=options.priority,
+        sampling=LABELS,
+    )
+
+
+async def score_by_labels(
+    gateway: Gateway, scope: Scope, options: PairOptions, pairs: list[GenerationRequest]
+) -> PairScores:
+    """Return the probability of `yes` against `no` as the next token of each prompt, or the logit of it."""
+    results = await score_labels(gateway, scope, pairs)
+    logits = [logprobs[0] - logprobs[1] for logprobs, _ in results]
+    scores = [to_probability(logit) for logit in logits] if options.activation else logits
+    return PairScores(scores, sum(tokens for _, tokens in results))
+
+
+async def score_by_cosine(
+    gateway: Gateway,
+    scope: Scope,
+    options: PairOptions,
+    served: ServedModel,
+    query: str,
+    documents: Sequence[str],
+) -> PairScores:
+    """Return the cosine of the query's vector and each document's.
+
+    The query and the documents are preceded by the prompts that the model was trained with, and `instruction`
+    replaces the one of the query.
+    """
+    limits = [limit for limit in (options.truncate, options.max_document_tokens) if limit is not None]
+    positive = [limit for limit in limits if limit > 0]
+    truncate = min(positive) if positive else limits[0] if limits else None
+    before = served.facts.document_prompt
+    question = prompt_generations(
+        options.model,
+        [f"{query_prompt(served.facts, options.instruction)}{query}"],
+        "query",
+        priority=options.priority,
+        ignored=options.ignored,
+    )
+    texts = prompt_generations(
+        options.model,
+        [f"{before}{document}" for document in documents],
+        options.document_field,
+        truncate=truncate,
+        priority=options.priority,
+    )
+    first, *others = await embed_prompts(gateway, scope, [*question, *texts], None, normalize=True)
+    scores = [float(np.dot(first.vector, other.vector)) for other in others]
+    return PairScores(scores, first.prompt_tokens + sum(other.prompt_tokens for other in others))
+
+
+def query_prompt(facts: ModelFacts, instruction: str | None) -> str:
+    """Return the text that precedes an embedding model's query, with the request's instruction, if any."""
+    if instruction is None:
+        return facts.query_prompt
+    return f"Instruct: {instruction}\nQuery:"
+
+
+def to_probability(logit: float) -> float:
+    """Return the logistic function of a logit, without overflow."""
+    if logit >= 0:
+        return 1 / (1 + math.exp(-logit))
+    exponential = math.exp(logit)
+    return exponential / (1 + exponential)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts about the model that an engine serves: its task, and settings of embedding models and classifiers.
+
+They come from the engine's `Welcome` and from the model's configuration files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mizzen.gateway.text.pooling import FILE as POOLING_FILE
+from mizzen.wire.messages import Welcome
+
+CONFIG = "config.json"
+SENTENCE_CONFIG = "config_sentence_transformers.json"
+FILES = (CONFIG, SENTENCE_CONFIG)
+"""Files from which the facts are read; both are optional."""
+KNOWN_MATRYOSHKA = frozenset({"qwen3"})
+"""Values of `model_type` whose embedding models are trained for shortened vectors, although their config.json
+does not say so: Qwen3-Embedding."""
+QUERY_PROMPTS = ("query", "search_query", "s2p_query", "web_search_query")
+DOCUMENT_PROMPTS = ("document", "passage", "search_document", "corpus")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """Facts about a model, as far as its engine and its files state them."""
+
+    model_type: str = ""
+    """`model_type` of config.json."""
+    task: str = "generate"
+    """`generate`, `embed` or `classify`."""
+    labels: tuple[str, ...] = ()
+    """Names of a classifier's labels, in the order of its logits."""
+    multi_label: bool = False
+    """True if a classifier's labels are independent of each other (`multi_label_classification`)."""
+    shortens: bool = False
+    """True if the model was trained for shortened vectors (Matryoshka)."""
+    lengths: tuple[int, ...] = ()
+    """The only lengths of shortened vectors that the model was trained for; empty if there are no such."""
+    prompts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Texts that precede an embedding model's inputs, by the kind of input, as sentence-transformers stores
+    them."""
+
+    @property
+    def query_prompt(self) -> str:
+        """Text that precedes queries; empty if the model has none."""
+        return self.find_prompt(QUERY_PROMPTS)
+
+    @property
+    def document_prompt(self) -> str:
+        """Text that precedes documents; empty if the model has none."""
+        return self.find_prompt(DOCUMENT_PROMPTS)
+
+    def find_prompt(self, names: tuple[str, ...]) -> str:
+        """Return the first prompt among those of the given names; empty if the model has none of them."""
+        return next((self.prompts[name] for name in names if name in self.prompts), "")
+
+
+def read_model_facts(welcome: Welcome, files: Mapping[str, bytes]) -> ModelFacts:
+    """Return the facts about an engine's model; `files` holds the contents of those of `FILES` that exist."""
+    config, sentence = read_object(files.get(CONFIG)), read_object(files.get(SENTENCE_CONFIG))
+    model_type = str(config.get("model_type", ""))
+    embeds = not welcome.generates or POOLING_FILE in welcome.files
+    lengths = config.get("matryoshka_dimensions")
+    known = model_type in KNOWN_MATRYOSHKA and POOLING_FILE in welcome.files
+    prompts = sentence.get("prompts")
+    task = str(getattr(welcome, "task", ""))
+    return ModelFacts(
+        model_type=model_type,
+        task="classify" if task == "classify" else "embed" if task == "embed" or embeds else "generate",
+        labels=tuple(getattr(welcome, "labels", ())),
+        multi_label=config.get("problem_type") == "multi_label_classification",
+        shortens=bool(config.get("is_matryoshka")) or bool(lengths) or known,
+        lengths=tuple(sorted(n for n in lengths if isinstance(n, int))) if isinstance(lengths, list) else (),
+        prompts={str(name): str(text) for name, text in prompts.items()} if isinstance(prompts, dict) else {},
+    )
+
+
+def read_object(content: bytes | None) -> dict[str, Any]:
+    """Return the JSON object in a file's content; empty if there is none."""
+    try:
+        value = json.loads(content or b"{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
