@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Endpoints that only exist with an option of the gateway: /tokenizer_info, and /metrics on the API's port."""
+"""Endpoints that only exist with an option of the gateway: /tokenizer_info and /metrics."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mizzen.gateway.text.template import FILE as TEMPLATE_FILE
-from mizzen.gateway.text.template import SPECIAL_TOKENS, TemplateError, read_json, special_token_map
+from mizzen.gateway.text.template import SPECIAL_TOKENS, read_json, special_token_map
 
 CONFIG = "tokenizer_config.json"
 LOCAL_FIELDS = ("name_or_path", "tokenizer_file", "special_tokens_map_file", "auto_map")
