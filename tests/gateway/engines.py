@@ -271,8 +271,10 @@ class ScriptedEngine:
             ids = [entry for token in tokens for entry in (token, *beside)]
             values = np.repeat(-0.01 * np.arange(offset + 1, offset + 1 + len(tokens)), 1 + len(beside))
             if self.does.label_logprob is not None:
-                asked = sampling.logprob_token_ids
-                values[-len(asked) :] = [self.does.label_logprob(run.message, token) for token in asked]
+                requested = sampling.logprob_token_ids
+                values[-len(requested) :] = [
+                    self.does.label_logprob(run.message, token) for token in requested
+                ]
             reports = (Logprobs(rid, 1 + len(beside), packed("<i4", *ids), values.astype("<f4").tobytes()),)
         return Outputs(
             1, packed("<u4", rid), packed("<u4", offset), packed("<i4", *tokens), counts, ends, reports

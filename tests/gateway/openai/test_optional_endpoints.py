@@ -25,7 +25,7 @@ async def test_tokenizer_info_has_template_and_special_tokens(
     live: Any, scripted: Any, tokenizer_files: Any
 ) -> None:
     config = json.loads(tokenizer_files["tokenizer_config.json"])
-    config |= {"name_or_path": "/home/someone/model", "added_tokens_decoder": {}}
+    config |= {"name_or_path": "some/folder", "added_tokens_decoder": {}}
     engine = scripted({**tokenizer_files, "tokenizer_config.json": json.dumps(config).encode()})
     gateway = await live(engine, tokenizer_info=True)
     async with httpx.AsyncClient(base_url=gateway.url) as client:

@@ -22,7 +22,7 @@ from mizzen.gateway.engines.health import HealthCheck, HealthLimits, StepProgres
 from mizzen.gateway.routing.interfaces import ModelIdentity
 from mizzen.gateway.routing.prefix_index import EnginePrefixes, decode_hashes
 from mizzen.gateway.text.model import TextModel, TextModels
-from mizzen.gateway.text.model_facts import ModelFacts
+from mizzen.gateway.text.model_properties import ModelProperties
 from mizzen.wire.client.engine_client import EngineLink
 from mizzen.wire.client.key_offers import KeyOffer
 from mizzen.wire.client.stream import EngineStream, StreamLost
@@ -55,7 +55,7 @@ class EngineClient:
         self.discovered = discovered
         self.prefixes = EnginePrefixes()
         self.text_model: TextModel | None = None
-        self.facts = ModelFacts()
+        self.properties = ModelProperties()
         self.requests = 0
         self.tokens_in_flight = 0.0
         self.removed = False
@@ -338,7 +338,7 @@ class EngineClient:
         pause = FIRST_PAUSE_SECONDS
         while self.link.welcome is welcome:
             try:
-                text, facts = await load_text_model(self.link, self._texts, welcome)
+                text, properties = await load_text_model(self.link, self._texts, welcome)
             except StreamLost as lost:  # the connection ended, or a part of a file did not arrive
                 if self.link.welcome is welcome:
                     self._problem = str(lost)
@@ -350,7 +350,7 @@ class EngineClient:
                 self._reject_files(welcome, f"{type(error).__name__}: {error}")
                 return
             else:
-                self._use_text_model(welcome, text, facts)
+                self._use_text_model(welcome, text, properties)
                 return
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
@@ -362,9 +362,9 @@ class EngineClient:
         log.error("cannot use engine", extra={"fields": {"engine": self.name, "reason": reason}})
         self._on_change()
 
-    def _use_text_model(self, welcome: Welcome, text: TextModel, facts: ModelFacts) -> None:
+    def _use_text_model(self, welcome: Welcome, text: TextModel, properties: ModelProperties) -> None:
         if self.link.welcome is welcome:
-            self.text_model, self.facts, self._problem = text, facts, ""
+            self.text_model, self.properties, self._problem = text, properties, ""
             self._texts.add(text)
             self._start_warmup(welcome)
             log.info(

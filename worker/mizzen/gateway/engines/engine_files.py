@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads an engine's text model (tokenizer and chat template), and facts about its model, from its files."""
+"""Loads an engine's text model (tokenizer and chat template) and its model's properties."""
 
 from __future__ import annotations
 
 from mizzen.gateway.text.model import TextModel, TextModels
-from mizzen.gateway.text.model_facts import FILES as FACT_FILES
-from mizzen.gateway.text.model_facts import ModelFacts, read_model_facts
+from mizzen.gateway.text.model_properties import FILES as PROPERTY_FILES
+from mizzen.gateway.text.model_properties import ModelProperties, read_model_properties
 from mizzen.gateway.text.tokenizer import select_files
 from mizzen.wire.client.engine_client import EngineLink
 from mizzen.wire.messages import Welcome
@@ -13,17 +13,17 @@ from mizzen.wire.messages import Welcome
 
 async def load_text_model(
     link: EngineLink, texts: TextModels, welcome: Welcome
-) -> tuple[TextModel, ModelFacts]:
-    """Return an engine's text model, cached or built from files that `link` fetches, and its model's facts.
+) -> tuple[TextModel, ModelProperties]:
+    """Return an engine's text model, cached or built from fetched files, and its model's properties.
 
     Raises:
         StreamLost: the engine did not send the files.
         ValueError, MalformedFrame: the files are malformed or not supported.
     """
-    facts = read_model_facts(welcome, await link.fetch_files(FACT_FILES))
+    properties = read_model_properties(welcome, await link.fetch_files(PROPERTY_FILES))
     name = welcome.tokenizer_hash
     text = texts.get(name)
     if text is None:
         files = await link.fetch_files(select_files(welcome.files))
         text = await texts.get_or_build(name, files)
-    return text, facts
+    return text, properties

@@ -23,7 +23,7 @@ from mizzen.gateway.engines.health import HealthLimits
 from mizzen.gateway.routing.prefix_index import DEFAULT_BLOCKS, PrefixBudget
 from mizzen.gateway.routing.warmup import CacheWarmer
 from mizzen.gateway.text.model import TextModel, TextModels
-from mizzen.gateway.text.model_facts import ModelFacts
+from mizzen.gateway.text.model_properties import ModelProperties
 from mizzen.wire.client.key_offers import KeyOffer, key_offers, offer_names
 from mizzen.wire.curve_keys import KeyRing
 
@@ -152,10 +152,10 @@ class EngineTable:
         """Return the longest context, in tokens, of the serving engines that use `text`; 0 if none does."""
         return max((e.context_length for e in self if e.serving and e.tokenizer_hash == text.name), default=0)
 
-    def find_served(self) -> tuple[TextModel, ModelFacts] | None:
-        """Return the text model of a serving engine and facts about its model; None if no engine serves."""
-        found = ((e.text_model, e.facts) for e in self if e.serving)
-        return next(((text, facts) for text, facts in found if text is not None), None)
+    def find_served(self) -> tuple[TextModel, ModelProperties] | None:
+        """Return the text model of a serving engine and its model's properties; None if no engine serves."""
+        found = ((e.text_model, e.properties) for e in self if e.serving)
+        return next(((text, properties) for text, properties in found if text is not None), None)
 
     async def close(self) -> None:
         """Close all connections; their streams fail."""

@@ -16,7 +16,7 @@ from mizzen.gateway.openai.output_form import FamilyOptions
 from mizzen.gateway.openai.response_bodies import InputUsage
 from mizzen.gateway.openai.schemas import Count, doc
 from mizzen.gateway.pooling.inputs import PooledInput, input_generations
-from mizzen.gateway.pooling.served_model import find_served_model
+from mizzen.gateway.pooling.service_model import find_service_model
 from mizzen.gateway.pooling.vectors import (
     EncodingFormat,
     check_dimensions,
@@ -100,9 +100,9 @@ class EmbeddingsHandler:
         request, generations = await gateway.body_reader.parse_body(body, self._parse, scope)
         get_record(scope).ignored_fields = generations[0].ignored_fields
         if request.dimensions is not None:
-            served = await find_served_model(gateway, scope, generations[0])
+            served = await find_service_model(gateway, scope, generations[0])
             any_length = gateway.config.any_dimensions
-            check_dimensions(request.dimensions, served.facts, "dimensions", any_length=any_length)
+            check_dimensions(request.dimensions, served.properties, "dimensions", any_length=any_length)
         normalize = request.normalize is not False
         results = await embed_prompts(gateway, scope, generations, request.pooling, normalize)
         vectors = [result.vector for result in results]

@@ -21,9 +21,9 @@ from mizzen.gateway.pooling.embeddings import embed_prompts
 from mizzen.gateway.pooling.inputs import prompt_generations
 from mizzen.gateway.pooling.label_logprobs import score_labels
 from mizzen.gateway.pooling.pair_prompts import PairPrompt
-from mizzen.gateway.pooling.served_model import ServedModel, find_served_model
+from mizzen.gateway.pooling.service_model import ServiceModel, find_service_model
 from mizzen.gateway.requests.generation_request import GenerationRequest
-from mizzen.gateway.text.model_facts import ModelFacts
+from mizzen.gateway.text.model_properties import ModelProperties
 
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
@@ -65,8 +65,8 @@ async def score_documents(
         ApiError: the request is invalid, or no engine could serve it.
     """
     pairs = [pair_generation(options, query, document, index) for index, document in enumerate(documents)]
-    served = await find_served_model(gateway, scope, pairs[0])
-    if served.facts.task == "embed":
+    served = await find_service_model(gateway, scope, pairs[0])
+    if served.properties.task == "embed":
         result = await score_by_cosine(gateway, scope, options, served, query, documents)
     else:
         result = await score_by_labels(gateway, scope, options, pairs)
@@ -112,7 +112,7 @@ async def score_by_cosine(
     gateway: Gateway,
     scope: Scope,
     options: PairOptions,
-    served: ServedModel,
+    served: ServiceModel,
     query: str,
     documents: Sequence[str],
 ) -> PairScores:
@@ -124,10 +124,10 @@ async def score_by_cosine(
     limits = [limit for limit in (options.truncate, options.max_document_tokens) if limit is not None]
     positive = [limit for limit in limits if limit > 0]
     truncate = min(positive) if positive else limits[0] if limits else None
-    before = served.facts.document_prompt
+    before = served.properties.document_prompt
     question = prompt_generations(
         options.model,
-        [f"{query_prompt(served.facts, options.instruction)}{query}"],
+        [f"{query_prompt(served.properties, options.instruction)}{query}"],
         "query",
         priority=options.priority,
         ignored=options.ignored,
@@ -144,10 +144,10 @@ async def score_by_cosine(
     return PairScores(scores, first.prompt_tokens + sum(other.prompt_tokens for other in others))
 
 
-def query_prompt(facts: ModelFacts, instruction: str | None) -> str:
+def query_prompt(properties: ModelProperties, instruction: str | None) -> str:
     """Return the text that precedes an embedding model's query, with the request's instruction, if any."""
     if instruction is None:
-        return facts.query_prompt
+        return properties.query_prompt
     return f"Instruct: {instruction}\nQuery:"
 
 

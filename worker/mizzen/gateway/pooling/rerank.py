@@ -111,7 +111,7 @@ class CohereTokens(msgspec.Struct):
 
 
 class CohereMeta(msgspec.Struct):
-    """Facts about a request, in Cohere's form."""
+    """Properties about a request, in Cohere's form."""
 
     api_version: ApiVersion
     billed_units: BilledUnits

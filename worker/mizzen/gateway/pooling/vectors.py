@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mizzen.gateway.errors import ApiError, invalid
-from mizzen.gateway.text.model_facts import ModelFacts
+from mizzen.gateway.text.model_properties import ModelProperties
 
 Vector: TypeAlias = "NDArray[np.float32]"
 EncodingFormat: TypeAlias = Literal["float", "base64"]
@@ -24,12 +24,14 @@ OFF_LOOP_NUMBERS = 16_384
 T = TypeVar("T")
 
 
-def check_dimensions(dimensions: int | None, facts: ModelFacts, field: str, *, any_length: bool) -> None:
+def check_dimensions(
+    dimensions: int | None, properties: ModelProperties, field: str, *, any_length: bool
+) -> None:
     """Check that a model's vectors may be shortened to a number of dimensions.
 
     Args:
         dimensions: the requested number; None if the request does not set one.
-        facts: facts about the model.
+        properties: properties of the model.
         field: field of the body that holds the number.
         any_length: whether the gateway shortens vectors of all models.
 
@@ -38,14 +40,14 @@ def check_dimensions(dimensions: int | None, facts: ModelFacts, field: str, *, a
     """
     if dimensions is None or any_length:
         return
-    if not facts.shortens:
+    if not properties.shortens:
         reason = (
             "the model's config.json does not say that it was trained for shortened vectors "
             "(is_matryoshka or matryoshka_dimensions); the gateway's option --any-dimensions allows it"
         )
         raise invalid(f"{field} is not supported: {reason}", field, "unsupported_parameter")
-    if facts.lengths and dimensions not in facts.lengths:
-        allowed = ", ".join(map(str, facts.lengths))
+    if properties.lengths and dimensions not in properties.lengths:
+        allowed = ", ".join(map(str, properties.lengths))
         raise invalid(f"{field} must be one of {allowed}, not {dimensions}", field, "out_of_range")
 
 

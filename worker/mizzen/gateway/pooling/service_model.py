@@ -13,22 +13,22 @@ from mizzen.gateway.errors import unavailable
 from mizzen.gateway.requests.generation_request import GenerationRequest
 from mizzen.gateway.services import Service
 from mizzen.gateway.text.model import TextModel
-from mizzen.gateway.text.model_facts import ModelFacts
+from mizzen.gateway.text.model_properties import ModelProperties
 
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A service, with the text model and the facts of one of its engines."""
+class ServiceModel:
+    """A service, with the text model and the properties of one of its engines."""
 
     service: Service
     text: TextModel
-    facts: ModelFacts
+    properties: ModelProperties
 
 
-async def find_served_model(gateway: Gateway, scope: Scope, generation: GenerationRequest) -> ServedModel:
+async def find_service_model(gateway: Gateway, scope: Scope, generation: GenerationRequest) -> ServiceModel:
     """Return what the engines of a request's model serve.
 
     If no engine serves, this waits in the queue, like a request, until one does.
@@ -52,4 +52,4 @@ async def find_served_model(gateway: Gateway, scope: Scope, generation: Generati
         served = service.table.find_served()
         if served is None:
             raise unavailable(service.table.unavailable_reason())
-    return ServedModel(service, *served)
+    return ServiceModel(service, *served)

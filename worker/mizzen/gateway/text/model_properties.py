@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about the model that an engine serves: its task, and settings of embedding models and classifiers.
+"""Properties about the model that an engine serves: its task, and settings of embedding models and classifiers.
 
 They come from the engine's `Welcome` and from the model's configuration files.
 """
@@ -17,7 +17,7 @@ from mizzen.wire.messages import Welcome
 CONFIG = "config.json"
 SENTENCE_CONFIG = "config_sentence_transformers.json"
 FILES = (CONFIG, SENTENCE_CONFIG)
-"""Files from which the facts are read; both are optional."""
+"""Files from which the properties are read; both are optional."""
 KNOWN_MATRYOSHKA = frozenset({"qwen3"})
 """Values of `model_type` whose embedding models are trained for shortened vectors, although their config.json
 does not say so: Qwen3-Embedding."""
@@ -26,8 +26,8 @@ DOCUMENT_PROMPTS = ("document", "passage", "search_document", "corpus")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """Facts about a model, as far as its engine and its files state them."""
+class ModelProperties:
+    """Properties about a model, as far as its engine and its files state them."""
 
     model_type: str = ""
     """`model_type` of config.json."""
@@ -60,8 +60,8 @@ class ModelFacts:
         return next((self.prompts[name] for name in names if name in self.prompts), "")
 
 
-def read_model_facts(welcome: Welcome, files: Mapping[str, bytes]) -> ModelFacts:
-    """Return the facts about an engine's model; `files` holds the contents of those of `FILES` that exist."""
+def read_model_properties(welcome: Welcome, files: Mapping[str, bytes]) -> ModelProperties:
+    """Return the properties of an engine's model; `files` holds the contents of the existing `FILES`."""
     config, sentence = read_object(files.get(CONFIG)), read_object(files.get(SENTENCE_CONFIG))
     model_type = str(config.get("model_type", ""))
     embeds = not welcome.generates or POOLING_FILE in welcome.files
@@ -69,7 +69,7 @@ def read_model_facts(welcome: Welcome, files: Mapping[str, bytes]) -> ModelFacts
     known = model_type in KNOWN_MATRYOSHKA and POOLING_FILE in welcome.files
     prompts = sentence.get("prompts")
     task = str(getattr(welcome, "task", ""))
-    return ModelFacts(
+    return ModelProperties(
         model_type=model_type,
         task="classify" if task == "classify" else "embed" if task == "embed" or embeds else "generate",
         labels=tuple(getattr(welcome, "labels", ())),
@@ -81,7 +81,7 @@ def read_model_facts(welcome: Welcome, files: Mapping[str, bytes]) -> ModelFacts
 
 
 def read_object(content: bytes | None) -> dict[str, Any]:
-    """Return the JSON object in a file's content; empty if there is none."""
+    """Return the JSON object in a file's content; empty without such an object."""
     try:
         value = json.loads(content or b"{}")
     except ValueError:
