@@ -271,10 +271,8 @@ class ScriptedEngine:
             ids = [entry for token in tokens for entry in (token, *beside)]
             values = np.repeat(-0.01 * np.arange(offset + 1, offset + 1 + len(tokens)), 1 + len(beside))
             if self.does.label_logprob is not None:
-                requested = sampling.logprob_token_ids
-                values[-len(requested) :] = [
-                    self.does.label_logprob(run.message, token) for token in requested
-                ]
+                labels = sampling.logprob_token_ids
+                values[-len(labels) :] = [self.does.label_logprob(run.message, label) for label in labels]
             reports = (Logprobs(rid, 1 + len(beside), packed("<i4", *ids), values.astype("<f4").tobytes()),)
         return Outputs(
             1, packed("<u4", rid), packed("<u4", offset), packed("<i4", *tokens), counts, ends, reports

@@ -31,7 +31,7 @@ def check_dimensions(
 
     Args:
         dimensions: the requested number; None if the request does not set one.
-        properties: properties of the model.
+        properties: the model's properties.
         field: field of the body that holds the number.
         any_length: whether the gateway shortens vectors of all models.
 

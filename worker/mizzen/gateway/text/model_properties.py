@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Properties about the model that an engine serves: its task, and settings of embedding models and classifiers.
+"""Properties of the model that an engine serves: task, and settings of embedding models and classifiers.
 
 They come from the engine's `Welcome` and from the model's configuration files.
 """
@@ -27,7 +27,7 @@ DOCUMENT_PROMPTS = ("document", "passage", "search_document", "corpus")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProperties:
-    """Properties about a model, as far as its engine and its files state them."""
+    """Properties of a model, as far as its engine and its files state them."""
 
     model_type: str = ""
     """`model_type` of config.json."""
