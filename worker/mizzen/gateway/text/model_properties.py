@@ -81,7 +81,7 @@ def read_model_properties(welcome: Welcome, files: Mapping[str, bytes]) -> Model
 
 
 def read_object(content: bytes | None) -> dict[str, Any]:
-    """Return the JSON object in a file's content; empty without such an object."""
+    """Return the JSON object in a file's content; an empty one if the content is something else."""
     try:
         value = json.loads(content or b"{}")
     except ValueError:
