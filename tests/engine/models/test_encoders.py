@@ -68,14 +68,15 @@ def test_positions_count_from_the_first_token_of_each_prompt(tmp_path: Path) -> 
     assert prompt_positions(encoder, tokens, np.array([3, 3])).tolist() == [1, 2, 3, 2, 1, 3]
 
 
-def test_the_encoder_computes_in_bfloat16(tmp_path: Path) -> None:
-    model = save_encoder(tmp_path, "Bert", std=0.05)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_encoder_computes_in_bfloat16(tmp_path: Path, family: str) -> None:
+    model = save_encoder(tmp_path, family, std=0.05)
     prompts = random_prompts(LENGTHS)
     with LLM(tmp_path, dtype="bfloat16", **OPTIONS) as llm:
         vectors = embed(llm, prompts, Pooling.CLS, normalize=True)
     for vector, prompt in zip(vectors, prompts, strict=True):
         expected = torch.nn.functional.normalize(embed_alone(model, prompt, Pooling.CLS), dim=0)
-        assert float(vector @ expected.numpy()) > 0.999
+        assert float(vector @ expected.numpy()) > 0.99
 
 
 def test_tensors_may_have_a_prefix_and_the_names_of_old_checkpoints(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class EncoderModel:
             else None
         )
         self.rotaries = [
-            RotaryEmbedding(rope, config.head_dim, torch.float32, build.device) for rope in config.ropes
+            RotaryEmbedding(rope, config.head_dim, build.dtype, build.device) for rope in config.ropes
         ]
 
     def _table(self, build: BuildContext, name: str, rows: int) -> TokenEmbedding | None:
