@@ -92,6 +92,7 @@ TOOL_PARSERS = {
     "SeedOSS": "seed-oss",
     "OLMo3": "olmo3",
     "Pythonic": "pythonic",
+    "GptOSS": "gpt-oss",
 }
 REASONING_PARSERS = {
     "Auto": "auto",
@@ -104,6 +105,7 @@ REASONING_PARSERS = {
     "Hunyuan": "hunyuan",
     "Cohere": "cohere",
     "SeedOSS": "seed-oss",
+    "GptOSS": "gpt-oss",
 }
 _COPIED_FIELDS = ("affinity", "nodeSelector", "priorityClassName")
 """Fields of `spec.gateway.podTemplate` that are copied into the pod's spec unchanged."""

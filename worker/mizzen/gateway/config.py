@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from mizzen.common.options import check, option
 from mizzen.common.otlp import ENDPOINT_HELP, HEADERS_FILE_HELP, check_endpoint
 
+VLLM_TOOL_PARSER, VLLM_REASONING_PARSER = "openai", "openai_gptoss"
+"""vLLM's names of the parsers of gpt-oss, which are other names of `gpt-oss`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
@@ -95,6 +98,7 @@ class GatewayConfig:
         choices=(
             *("auto", "none", "hermes", "qwen3-coder", "llama3", "mistral", "granite", "phi4-mini", "cohere"),
             *("command-r", "hunyuan", "glm4", "glm45", "seed-oss", "olmo3", "pythonic"),
+            *("gpt-oss", VLLM_TOOL_PARSER),
         ),
     )
     reasoning_parser: str = option(
@@ -102,7 +106,7 @@ class GatewayConfig:
         "Reasoning format of the model; auto detects it from the chat template and the vocabulary",
         choices=(
             *("auto", "none", "qwen3", "deepseek-r1", "magistral", "granite", "granite32", "hunyuan"),
-            *("cohere", "seed-oss"),
+            *("cohere", "seed-oss", "gpt-oss", VLLM_REASONING_PARSER),
         ),
     )
 

@@ -44,6 +44,8 @@ class MessagesWriter:
         self._max_tokens = generation.sampling.max_tokens
         self._block_count = 0
         self._open: ContentBlock | None = None
+        self._opened: set[type[ContentBlock]] = set()
+        """Types of the blocks with text so far."""
         self._delta: EventTemplate | None = None
         """Template of the delta events of the open block."""
         self._events: list[bytes] = []
@@ -66,13 +68,9 @@ class MessagesWriter:
         """Return the events for a piece of the output; the last piece ends the open block."""
         delta = piece.delta
         if delta.reasoning:
-            if not isinstance(self._open, AnswerThinking):
-                self._open_block(AnswerThinking("", ""))
-            self._add_text(delta.reasoning)
+            self._add_to(AnswerThinking("", ""), delta.reasoning)
         if delta.content:
-            if not isinstance(self._open, AnswerText):
-                self._open_block(AnswerText(""))
-            self._add_text(delta.content)
+            self._add_to(AnswerText(""), delta.content)
         for call in join_tool_calls(delta.tool_calls):
             if call.id is not None:
                 self._open_block(AnswerToolUse(call.id, call.name or "", NO_INPUT))
@@ -123,6 +121,18 @@ class MessagesWriter:
         return ("end_turn", None) if stop_string is None else ("stop_sequence", stop_string)
 
     # ── events ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _add_to(self, block: ContentBlock, text: str) -> None:
+        """Add text to the open block; open `block` first if that has another type.
+
+        Line breaks that separate the text from an earlier block of its type are dropped.
+        """
+        kind = type(block)
+        if not isinstance(self._open, kind):
+            text = text.lstrip("\n") if kind in self._opened else text
+            self._opened.add(kind)
+            self._open_block(block)
+        self._add_text(text)
 
     def _open_block(self, block: ContentBlock) -> None:
         self._close_block()

@@ -15,6 +15,8 @@ from mizzen.gateway.tools.tool_schemas import CalledFunction, ToolCall
 
 UNSUPPORTED_PARTS = ("image_url", "input_audio", "file", "audio_url", "video_url")
 
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+
 
 class Part(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """Part of a message's content."""
@@ -50,6 +52,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     )
     reasoning_content: Annotated[str | None, Meta(description="Reasoning of the assistant.")] = None
     reasoning: Annotated[str | None, Meta(description="Same as `reasoning_content`.")] = None
+    thinking: Annotated[str | None, Meta(description="Same as `reasoning_content`.")] = None
     refusal: Annotated[
         str | None, Meta(description="Refusal by the assistant; used as content if `content` is missing.")
     ] = None
@@ -87,11 +90,12 @@ def template_message(message: Message, field: str) -> dict[str, Any]:
     if message.tool_call_id is not None and message.role != "tool":
         raise invalid(f"{field}.tool_call_id: only a tool message may have one", f"{field}.tool_call_id")
     content = message_text(message, field)
-    if content is None and not calls and message.reasoning_content is None and message.reasoning is None:
+    reasoning = {name: text for name in REASONING_FIELDS if (text := getattr(message, name)) is not None}
+    if content is None and not calls and not reasoning:
         raise invalid(f"{field}.content is required", f"{field}.content", "missing_field")
     role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
     entry: dict[str, Any] = {"role": role, "content": content or ""}
-    for name in ("name", "tool_call_id", "reasoning_content", "reasoning"):
+    for name in ("name", "tool_call_id", *reasoning):
         if getattr(message, name) is not None:
             entry[name] = getattr(message, name)
     if calls:

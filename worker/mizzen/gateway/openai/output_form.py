@@ -16,6 +16,8 @@ import numpy as np
 from mizzen.core.request import Int32
 from mizzen.core.sampling_params import Grammar
 from mizzen.gateway.errors import invalid
+from mizzen.gateway.harmony.conversation import EFFORTS, arrange_messages
+from mizzen.gateway.harmony.output_form import HarmonyForm, find_harmony_form
 from mizzen.gateway.openai.schemas import ChatRequest
 from mizzen.gateway.reasoning.families import ReasoningFamily, detect_reasoning_family, grammar_format
 from mizzen.gateway.requests.output import OutputForm, OutputParser, PlainOutput
@@ -47,27 +49,38 @@ class ChatOutputForm:
 
     tools: OfferedTools | None
     options: FamilyOptions
+    effort: str | None = None
+    """The request's `reasoning_effort`; None if `chat_template_kwargs` sets this variable itself."""
 
     def template_arguments(self, text: TextModel) -> dict[str, Any]:
-        """Return a dictionary with the chat template variable `tools`; empty if the request offers no tools.
+        """Return the chat template variable `tools` if the request offers tools, and other variables.
+
+        Models with harmony format know three efforts, so the variable `reasoning_effort` is one of these.
 
         Raises:
             ApiError: 400 if the request offers tools without forcing a call, and the model's tool call
                 format is unknown.
         """
+        harmony = self._harmony(text)
+        variables: dict[str, Any] = {}
+        if harmony is not None and self.effort in EFFORTS:
+            variables["reasoning_effort"] = EFFORTS[self.effort]
         if self.tools is None:
-            return {}
-        if self._family(text) is None and not self.tools.forced:
+            return variables
+        known = self._family(text) is not None if harmony is None else harmony.parses_calls
+        if not known and not self.tools.forced:
             raise invalid(
                 "tools: the model's tool call format is unknown, so it cannot choose whether to call a tool;"
                 ' set tool_choice to "required" or a named tool (or the gateway\'s option --tool-parser)',
                 "tools",
                 "unsupported_parameter",
             )
-        return {"tools": self.tools.template_tools()}
+        return {**variables, "tools": self.tools.template_tools()}
 
     def messages(self, text: TextModel, messages: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
-        """Return the messages, with call ids in the form that the family's chat template accepts."""
+        """Return the messages in the form that the family's chat template accepts."""
+        if self._harmony(text) is not None:
+            return arrange_messages(messages)
         family = self._family(text)
         if family is None or family.call_id is str:
             return messages
@@ -83,6 +96,9 @@ class ChatOutputForm:
             ApiError: 400 if a schema is nested too deeply.
             ValueError: `requested` cannot be combined with reasoning or tool calls.
         """
+        harmony = self._harmony(text)
+        if harmony is not None:
+            return harmony.grammar(prompt, self.tools, requested)
         calls = self._calls_format(text, requested)
         if calls is None and requested is None:
             return None
@@ -111,6 +127,9 @@ class ChatOutputForm:
         `stop` holds the stop strings. If the end of the prompt (int32 [n]) opens reasoning, the parser
         begins within reasoning.
         """
+        harmony = self._harmony(text)
+        if harmony is not None:
+            return harmony.parser(prompt, self.tools, stop)
         reasoning = self._reasoning(text)
         if reasoning is None and self.tools is None:
             return PlainOutput(stop)
@@ -141,6 +160,10 @@ class ChatOutputForm:
             return family.free(calls, tools.allow_parallel, text.tokenizer)
         return None
 
+    def _harmony(self, text: TextModel) -> HarmonyForm | None:
+        options = self.options
+        return find_harmony_form(options.tools, options.reasoning, template_source(text), text.tokenizer)
+
     def _family(self, text: TextModel) -> ToolFamily | None:
         return detect_tool_family(self.options.tools, template_source(text), text.tokenizer)
 
@@ -155,7 +178,9 @@ def chat_output_form(request: ChatRequest, options: FamilyOptions) -> OutputForm
         ApiError: 400 if the tools or the tool choice are invalid; the error names the field.
     """
     tools = parse_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
-    return ChatOutputForm(tools=tools, options=options)
+    has_variable = "reasoning_effort" in (request.chat_template_kwargs or {})
+    effort = None if has_variable else request.reasoning_effort
+    return ChatOutputForm(tools=tools, options=options, effort=effort)
 
 
 def template_source(text: TextModel) -> str:

@@ -123,7 +123,9 @@ SEED = ReasoningFamily(
 FAMILIES = {
     family.name: family for family in (QWEN, DEEPSEEK, MAGISTRAL, GRANITE, GRANITE_32, HUNYUAN, COHERE, SEED)
 }
-NAMES = ("auto", "none", *FAMILIES)
+HARMONY_NAMES = ("gpt-oss", "openai_gptoss")
+"""Names of gpt-oss's format, whose parser finds tool calls, too (`mizzen.gateway.harmony`)."""
+NAMES = ("auto", "none", *FAMILIES, *HARMONY_NAMES)
 """Values of the option `reasoning_parser`."""
 
 

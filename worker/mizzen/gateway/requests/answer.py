@@ -46,7 +46,9 @@ class AnswerBuilder:
         )
         self._may_stop = bool(stop)
         self._prompt_only = generation.prompt_only
-        self._detokenizer = text.tokenizer.detokenizer(generation.skip_special_tokens, self._parser.shown)
+        self._detokenizer = text.tokenizer.detokenizer(
+            generation.skip_special_tokens, self._parser.shown, self._parser.marks
+        )
         self._tokenizer = text.tokenizer
         self._offset = start
         self._offsets = (
@@ -92,7 +94,8 @@ class AnswerBuilder:
         """
         parser, add = self._parser, self._detokenizer.add
         delta, used_tokens = OutputDelta(), 0
-        while used_tokens < len(tokens) and (self._may_stop or parser.counts_tokens):
+        singly = self._may_stop or not parser.marks.keys().isdisjoint(tokens)
+        while used_tokens < len(tokens) and (singly or parser.counts_tokens):
             delta, used_tokens = (
                 join_deltas(delta, parser.feed(add(tokens[used_tokens : used_tokens + 1]))),
                 used_tokens + 1,

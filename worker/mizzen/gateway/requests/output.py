@@ -13,7 +13,9 @@ content.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
@@ -55,6 +57,14 @@ class OutputParser(Protocol):
     @property
     def shown(self) -> tuple[str, ...]:
         """Special tokens that detokenization must leave in the text; they never become content."""
+        ...
+
+    @property
+    def marks(self) -> Mapping[int, str]:
+        """Characters that replace certain tokens in detokenization, by the ids of the tokens.
+
+        They are lone surrogates, which no other token results in. They never become content.
+        """
         ...
 
     @property
@@ -103,6 +113,7 @@ class PlainOutput:
     __slots__ = ("_stop",)
 
     shown: tuple[str, ...] = ()
+    marks: Mapping[int, str] = MappingProxyType({})
     counts_tokens = False
     reasoning_tokens = 0
     finish_reason: str | None = None

@@ -40,7 +40,7 @@ class ResponsesWriter:
     """`ResponseWriter` of the Responses API.
 
     One output item is open at a time, and new text is added to it. The last event of a stream therefore holds
-    the same items as a response without streaming.
+    the same items as a response without streaming, in which all reasoning is one item, and so is all text.
     """
 
     def __init__(self, parsed: ParsedResponsesRequest, turn: NewTurn | None = None) -> None:
@@ -118,6 +118,7 @@ class ResponsesWriter:
 
     def _add_reasoning(self, text: str) -> None:
         if not isinstance(self._open_item, OutputReasoning):
+            text = self._item_start(OutputReasoning, text)
             self._begin_item(OutputReasoning(new_id("rs_"), "in_progress", []))
             self._item_event("response.content_part.added", content_index=0, part=ReasoningPart(""))
         self._open_text.append(text)
@@ -125,6 +126,7 @@ class ResponsesWriter:
 
     def _add_content(self, text: str) -> None:
         if not isinstance(self._open_item, OutputMessage):
+            text = self._item_start(OutputMessage, text)
             self._begin_item(OutputMessage(new_id("msg_"), "in_progress", []))
             self._item_event("response.content_part.added", content_index=0, part=OutputText(""))
         self._open_text.append(text)
@@ -139,6 +141,10 @@ class ResponsesWriter:
         if call.arguments:
             self._open_text.append(call.arguments)
             self._item_event("response.function_call_arguments.delta", delta=call.arguments)
+
+    def _item_start(self, kind: type[OutputItem], text: str) -> str:
+        """Return an item's first text, without line breaks that separate it from the last of its kind."""
+        return text.lstrip("\n") if any(isinstance(item, kind) for item in self._response.output) else text
 
     def _begin_item(self, item: OutputItem) -> None:
         self._close_item("completed")

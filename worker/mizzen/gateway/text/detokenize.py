@@ -18,7 +18,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 import tokenizers
@@ -285,3 +285,31 @@ class WindowDetokenizer:
 
     def _decode(self, ids: list[int]) -> str:
         return self._table.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+class MarkingDetokenizer:
+    """Detokenizer that replaces certain tokens by characters; the tokens between them are separate texts."""
+
+    __slots__ = ("_inner", "_marks", "_new")
+
+    def __init__(self, new: Callable[[], Detokenizer], marks: Mapping[int, str]) -> None:
+        """Begin a stream; `new` returns a detokenizer, and `marks` maps the ids of tokens to characters."""
+        self._new = new
+        self._marks = marks
+        self._inner = new()
+
+    def add(self, ids: Iterable[int]) -> str:
+        """Add tokens; return the new text, in which the text before a mark is complete."""
+        parts: list[str] = []
+        for token in ids:
+            mark = self._marks.get(token)
+            if mark is None:
+                parts.append(self._inner.add((token,)))
+            else:
+                parts += [self._inner.flush(), mark]
+                self._inner = self._new()
+        return "".join(parts)
+
+    def flush(self) -> str:
+        """At the end of the stream, return the text that has been held back."""
+        return self._inner.flush()

@@ -6,13 +6,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import tokenizers
 from tokenizers import decoders, models, normalizers
 
 from mizzen.common.tokenizer_json import FILE as TOKENIZER
 from mizzen.common.tokenizer_json import TokenizerConversionError, read_tokenizer_json
-from mizzen.gateway.text.detokenize import DecoderKind, Detokenizer, TokenTable, special_tokens
+from mizzen.gateway.text.detokenize import (
+    DecoderKind,
+    Detokenizer,
+    MarkingDetokenizer,
+    TokenTable,
+    special_tokens,
+)
 from mizzen.gateway.text.pooling import FILE as POOLING_FILE
 
 FILES = (
@@ -29,6 +36,8 @@ GIL_FREE_TOKENS = 4096
 """Number of tokens above which decoding uses the library's batch call, which releases the GIL."""
 MAX_NFC_CHARACTERS = 4
 """Maximum number of characters that NFC composes into a single one (Unicode Standard Annex 15, table 4)."""
+
+NO_MARKS: Mapping[int, str] = MappingProxyType({})
 
 
 class TokenizerError(ValueError):
@@ -185,14 +194,20 @@ class Tokenizer:
         """Return the id of the special token with exactly this content; None if no special token has it."""
         return self._special.get(token)
 
-    def detokenizer(self, skip_special_tokens: bool = True, shown: tuple[str, ...] = ()) -> Detokenizer:
+    def detokenizer(
+        self,
+        skip_special_tokens: bool = True,
+        shown: tuple[str, ...] = (),
+        marks: Mapping[int, str] = NO_MARKS,
+    ) -> Detokenizer:
         """Return a detokenizer for one stream of tokens.
 
         Its results, joined, equal the result of `decode` for all tokens of the stream.
-        `shown` holds special tokens that stay in the text even if special tokens are skipped.
+        `shown` holds special tokens that stay in the text even if special tokens are skipped. `marks` maps
+        the ids of tokens to characters that replace their text.
         """
         key = (skip_special_tokens, tuple(token for token in shown if token in self._special))
         table = self._token_tables.get(key)
         if table is None:
             table = self._token_tables[key] = TokenTable(self._inner, self._decoder_kind, *key)
-        return table.detokenizer()
+        return MarkingDetokenizer(table.detokenizer, marks) if marks else table.detokenizer()

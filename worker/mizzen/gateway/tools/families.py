@@ -115,7 +115,9 @@ FAMILIES = {
         *(COMMAND_R, HUNYUAN, GLM, GLM_XML, SEED, OLMO, PYTHONIC),
     )
 }
-NAMES = ("auto", "none", *FAMILIES)
+HARMONY_NAMES = ("gpt-oss", "openai")
+"""Names of gpt-oss's format, whose parser finds reasoning, too (`mizzen.gateway.harmony`)."""
+NAMES = ("auto", "none", *FAMILIES, *HARMONY_NAMES)
 """Values of the option `tool_parser`."""
 
 

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from mizzen.gateway.reasoning.parser import ReasoningParser
 from mizzen.gateway.requests.output import OutputDelta
 from mizzen.gateway.text.stop import StopStrings
@@ -13,6 +16,8 @@ class ParsedOutput:
     """An `OutputParser` that first splits off reasoning and then parses tool calls in the rest."""
 
     __slots__ = ("_count", "_only_calls", "_reasoning", "_stop", "_tools", "shown")
+
+    marks: Mapping[int, str] = MappingProxyType({})
 
     def __init__(
         self,
