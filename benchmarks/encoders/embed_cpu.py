@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Embeddings on this CPU compared with padded batches of Transformers, on the same weights and texts.
 
-    python benchmarks/encoders_cpu.py [--json]
+    python benchmarks/encoders/embed_cpu.py [--json]
 
 The model has the shape of BERT-base and random weights. The lengths of 128 texts are lognormal, from 4 to 512
 tokens with a median near 60. Transformers computes them as sentence-transformers does: sorted by length, in
