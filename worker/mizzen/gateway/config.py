@@ -40,6 +40,9 @@ class GatewayConfig:
         "another address",
     )
     port: int = option(8000, "Port of the OpenAI API", low=0, high=65535)
+    grpc_port: int = option(
+        0, "Port of the gRPC API at the address --host; 0 turns it off", low=0, high=65535
+    )
     admin_host: str = option("127.0.0.1", "Address of /healthz, /readyz, /metrics and the admin API")
     admin_port: int = option(8001, "Port of /healthz, /readyz, /metrics and the admin API", low=0, high=65535)
     admin_token_file: str | None = option(

@@ -11,7 +11,11 @@ import gc
 import logging
 import signal
 import socket
+from typing import Protocol
 
+from starlette.types import ASGIApp
+
+from mizzen.common.extras import describe_missing_module
 from mizzen.common.json_log import set_up_logging
 from mizzen.gateway.app import create_admin_app, create_app
 from mizzen.gateway.config import ONLY_PROCESS, GatewayConfig, ProcessNumber
@@ -23,6 +27,15 @@ from mizzen.gateway.http.tls import ServerTls
 from mizzen.gateway.telemetry.ping import answer_pings
 
 log = logging.getLogger(__name__)
+
+
+class CallServer(Protocol):
+    """A running gRPC server."""
+
+    async def stop(self, grace: float | None) -> None:
+        """Reject new calls, and end the running ones after `grace` seconds."""
+        ...
+
 
 FINAL_SEND_SECONDS = 5
 """Maximum time for sending an error to the streams that are still open after the drain."""
@@ -82,7 +95,9 @@ async def serve(
     api_socket, admin_socket = sockets
     await gateway.start()
     shutdown_seconds = int(config.drain_timeout_seconds) + FINAL_SEND_SECONDS
-    api = new_server(create_app(config, gateway), shutdown_seconds, tls, LingeringProtocol)
+    app = create_app(config, gateway)
+    calls = await start_calls(config, app, gateway, process)
+    api = new_server(app, shutdown_seconds, tls, LingeringProtocol)
     admin = new_server(create_admin_app(gateway), 1)
     further = listen_on_loopback(api_socket, process.count > 1) if config.loopback else []
     tasks = [
@@ -106,7 +121,10 @@ async def serve(
         loop.add_signal_handler(number, lambda: second_signal.set() if stop.is_set() else stop.set())
     stopped = asyncio.create_task(stop.wait())
     done, _ = await asyncio.wait((stopped, *tasks), return_when=asyncio.FIRST_COMPLETED)
-    await drain(gateway, api, tasks[0], second_signal)
+    serving = [tasks[0]]
+    if calls is not None:
+        serving.append(asyncio.create_task(calls.stop(shutdown_seconds), name="gRPC server"))
+    await drain(gateway, api, serving, second_signal)
     admin.should_exit = True
     if pings is not None:
         pings.close()
@@ -121,8 +139,26 @@ async def serve(
     return 0
 
 
+async def start_calls(
+    config: GatewayConfig, app: ASGIApp, gateway: Gateway, process: ProcessNumber
+) -> CallServer | None:
+    """Start the gRPC server if it is turned on.
+
+    Raises:
+        OSError: its port is in use.
+        ValueError: its packages are not installed.
+    """
+    if not config.grpc_port:
+        return None
+    try:
+        from mizzen.gateway.grpc.server import start_grpc  # loads slowly, and only with the extra `grpc`
+    except ModuleNotFoundError as error:
+        raise ValueError(describe_missing_module(error, "--grpc-port", "grpc")) from None
+    return await start_grpc(config, app, gateway, shared=process.count > 1)
+
+
 async def drain(
-    gateway: Gateway, api: UvicornServer, serving: asyncio.Task[None], second_signal: asyncio.Event
+    gateway: Gateway, api: UvicornServer, serving: list[asyncio.Task[None]], second_signal: asyncio.Event
 ) -> None:
     """Stop accepting requests, wait for open streams to end, then end the remaining ones with an error.
 
@@ -132,8 +168,9 @@ async def drain(
     log.info("draining", extra={"fields": {"in_flight": gateway.in_flight}})
     api.should_exit = True
     hurried = asyncio.create_task(second_signal.wait())
+    ended = asyncio.create_task(asyncio.wait(serving))
     await asyncio.wait(
-        (serving, hurried),
+        (ended, hurried),
         timeout=gateway.config.drain_timeout_seconds,
         return_when=asyncio.FIRST_COMPLETED,
     )
@@ -142,5 +179,5 @@ async def drain(
         if isinstance(connection, BoundedProtocol):
             connection.stop_lingering()
     await gateway.close()
-    await asyncio.wait((serving,), timeout=FINAL_SEND_SECONDS)
+    await asyncio.wait((ended,), timeout=FINAL_SEND_SECONDS)
     api.force_exit = True  # otherwise a client that does not read would keep the process alive
