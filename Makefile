@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := operator,gateway,worker,tracing,test
+EXTRAS := operator,gateway,worker,grpc,tracing,test
 STAMP := $(VENV)/.installed
 WORKERS ?= auto
 GPU_PYTHON ?= $(PYTHON)

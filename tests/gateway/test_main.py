@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import openai
 import psutil
 import pytest
 
+from mizzen.gateway.grpc import inference_pb2 as pb
 from mizzen.wire.curve_keys import KeyFolder, write_keys
 from mizzen.wire.messages import PROTOCOL
 from ports import free_ports
@@ -103,6 +105,38 @@ def test_sigterm_lets_streams_end(scripted: Any, start: Any) -> None:
     engine.does.step_seconds = 0.001
     assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
     assert gateway.process.wait(60) == 0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_sigterm_lets_grpc_calls_end(processes: int, scripted: Any, start: Any) -> None:
+    engine = scripted()
+    engine.does.reply, engine.does.step_seconds = [10] * 60, 0.5
+    port = free_ports()
+    gateway = start(engine=[engine.endpoint], grpc_port=port, processes=processes)
+    gateway.wait_ready()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        generate = channel.unary_stream(
+            "/mizzen.inference.v1.Inference/Generate",
+            pb.GenerateRequest.SerializeToString,
+            pb.GenerateResponse.FromString,
+        )
+        request = pb.GenerateRequest(
+            model="demo", prompt_token_ids=[1], sampling=pb.SamplingParams(max_tokens=60)
+        )
+        responses = generate(request, timeout=60, wait_for_ready=True)
+        count = len(next(responses).token_ids)
+        gateway.process.send_signal(signal.SIGTERM)
+        gateway.wait_ready(503)
+        engine.does.step_seconds = 0.001
+        assert count + sum(len(response.token_ids) for response in responses) == 60
+    assert gateway.process.wait(60) == 0
+
+
+def test_a_grpc_port_in_use_is_named(scripted: Any, start: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        gateway = start(engine=[scripted().endpoint], grpc_port=taken.getsockname()[1])
+        assert gateway.process.wait(60) == 1
+    assert "--grpc-port" in gateway.process.stderr.read()
 
 
 def own_address() -> str:

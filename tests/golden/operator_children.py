@@ -59,6 +59,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
             "reasoningParser": "DeepSeekR1",
             "accessLog": "Prompts",
             "playground": "Enabled",
+            "grpc": "Enabled",
             "extraArgs": ["--max-body-bytes=4096"],
         },
         "observability": {"tracing": {"otlpEndpoint": "http://otel:4318", "samplingPercent": 50}},

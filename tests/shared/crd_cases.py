@@ -123,6 +123,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "set the device to CUDA",
     ),
     ("remote code", {"model": {"trustRemoteCode": "Enabled"}}, "spec.model.trustRemoteCode", "never run"),
+    ("port 9000", {"gateway": {"grpc": "Enabled", "service": {"port": 9000}}}, "spec.gateway", "9000"),
     (
         "gateway's own option",
         {"gateway": {"extraArgs": ["--port=1"]}},

@@ -49,6 +49,7 @@ RIGHT: list[dict[str, Any]] = [
             "reasoningParser": "None",
             "accessLog": "Disabled",
             "playground": "Enabled",
+            "grpc": "Enabled",
             "extraArgs": ["--max-body-bytes", "4096", "--breaker-failures=9"],
         },
         "observability": {

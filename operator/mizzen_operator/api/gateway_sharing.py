@@ -90,6 +90,7 @@ _FIELDS = {
     "reasoning_parser": "reasoningParser",
     "access_log": "accessLog",
     "playground": "playground",
+    "grpc": "grpc",
     "extra_args": "extraArgs",
 }
 

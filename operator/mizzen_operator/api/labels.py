@@ -76,6 +76,7 @@ The number then fits into `status.groups[].group`, an int32.
 TERMINATION_MESSAGE = "/dev/termination-log"
 ADMIN_TOKEN = "admin.token"
 HTTP_PORT, ADMIN_PORT, WIRE_PORT, ENGINE_HTTP_PORT, FETCH_PORT = 8000, 8001, 5557, 8081, 8082
+GRPC_PORT = 9000
 ODD_WIRE_PORT = WIRE_PORT + 1
 """Wire port of engines whose keys have an odd generation number.
 

@@ -216,6 +216,7 @@ def _gateway(given: Mapping[str, Any]) -> Gateway:
         reasoning_parser=given["reasoningParser"],
         access_log=given["accessLog"],
         playground=given.get("playground") == "Enabled",  # absent in revisions of older releases
+        grpc=given.get("grpc") == "Enabled",  # absent in revisions of older releases
         extra_args=tuple(given["extraArgs"]),
         keys_from_label=given["apiKeys"]["fromLabel"],
         pod_template=given.get("podTemplate", {}),  # absent in revisions of older releases

@@ -139,6 +139,7 @@ class Gateway:
     reasoning_parser: str = "Auto"
     access_log: str = "Enabled"
     playground: bool = False
+    grpc: bool = False
     extra_args: tuple[str, ...] = ()
     pod_template: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """`spec.gateway.podTemplate`, which is merged into the gateway's pods."""

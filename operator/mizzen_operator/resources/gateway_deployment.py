@@ -71,6 +71,8 @@ def gateway_arguments(spec: GatewaySpec) -> list[str]:
         *gateway_options(spec.tracing),
         ("--drain-timeout-seconds", str(spec.drain_timeout)),
     ]
+    if gateway.grpc:
+        options.append(("--grpc-port", str(labels.GRPC_PORT)))
     flags = [*spec.flags, *(["--playground"] if gateway.playground else [])]
     return ["gateway", *(item for option in options for item in option), *flags, *gateway.extra_args]
 
@@ -151,9 +153,14 @@ def gateway_account(spec: GatewaySpec) -> dict[str, Any]:
 
 
 def _service(spec: GatewaySpec) -> dict[str, Any]:
-    """Return the Service; name and appProtocol of its port show meshes and Ingresses whether it uses TLS."""
+    """Return the Service; names and appProtocols of its ports tell meshes and Ingresses what they carry."""
     gateway = spec.gateway
     tls = {"name": "https", "appProtocol": "https"} if gateway.tls_secret else {"name": "http"}
+    ports = [{**tls, "port": gateway.port, "targetPort": "http", "protocol": "TCP"}]
+    if gateway.grpc:
+        protocol = "https" if gateway.tls_secret else "kubernetes.io/h2c"
+        port = {"port": labels.GRPC_PORT, "targetPort": "grpc", "protocol": "TCP"}
+        ports.append({"name": "grpc", "appProtocol": protocol, **port})
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -161,7 +168,7 @@ def _service(spec: GatewaySpec) -> dict[str, Any]:
         "spec": {
             "type": gateway.service_type,
             "selector": dict(spec.selector),
-            "ports": [{**tls, "port": gateway.port, "targetPort": "http", "protocol": "TCP"}],
+            "ports": ports,
         },
     }
 
@@ -236,6 +243,7 @@ def _user_secret_volumes(spec: GatewaySpec) -> list[tuple[dict[str, Any], str]]:
 
 
 def _container(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
+    grpc = spec.gateway.grpc
     return {
         "name": "gateway",
         "image": config.gateway_image,
@@ -251,6 +259,7 @@ def _container(spec: GatewaySpec, config: OperatorConfig) -> dict[str, Any]:
         "ports": [
             {"name": "http", "containerPort": labels.HTTP_PORT, "protocol": "TCP"},
             {"name": "admin", "containerPort": labels.ADMIN_PORT, "protocol": "TCP"},
+            *([{"name": "grpc", "containerPort": labels.GRPC_PORT, "protocol": "TCP"}] if grpc else []),
         ],
         "startupProbe": http_probe("/healthz", "admin", 1, 120),
         # If there are other pods, one that hangs gets no requests after 3 s. A single slow pod is kept.

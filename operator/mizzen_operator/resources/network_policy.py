@@ -49,6 +49,7 @@ def service_network_policies(service: InferenceService, config: OperatorConfig) 
                 gateway,
                 [
                     _rule(labels.HTTP_PORT),
+                    *([_rule(labels.GRPC_PORT)] if service.gateway.grpc else []),
                     _rule(labels.ADMIN_PORT, operator, prometheus, {"podSelector": {"matchLabels": gateway}}),
                     {"ports": [{"protocol": "UDP", "port": labels.ADMIN_PORT}], "from": [operator]},
                 ],

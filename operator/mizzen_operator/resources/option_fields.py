@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 
+from mizzen_operator.api import labels
 from mizzen_operator.resources.gateway_deployment import ACCESS_LOG, REASONING_PARSERS, TOOL_PARSERS
 
 _OPTION = re.compile(r"(?<![\w.-])--([a-z][a-z-]*[a-z])(?:[ =]([a-z0-9][a-z0-9-]*)(?![\w./-]))?")
@@ -57,6 +58,7 @@ GATEWAY_FIELDS = {
     "processes": "spec.gateway.processes",
     "access-log": "spec.gateway.accessLog",
     "playground": "spec.gateway.playground",
+    "grpc-port": "spec.gateway.grpc",
     "suspended": "spec.suspend",
     "wake-timeout-seconds": "spec.autoscaling.wakeTimeoutSeconds",
     "otlp-endpoint": "spec.observability.tracing.otlpEndpoint",
@@ -93,6 +95,7 @@ _VALUES = {
 """Values of fields, by the values of their options, unless `_VALUES_BY_OPTION` has the option."""
 _VALUES_BY_OPTION = {
     "access-log": {value: name for name, value in ACCESS_LOG.items()},
+    "grpc-port": {str(labels.GRPC_PORT): "Enabled"},
     "model-implementation": {"auto": "Auto", "native": "Native", "transformers": "Transformers"},
     "reasoning-parser": {value: name for name, value in REASONING_PARSERS.items()},
     "steps-in-flight": {"1": "Disabled", "2": "Enabled"},

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import httpx
 import openai
 import pytest
@@ -21,9 +23,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from mizzen.gateway.app import create_app
+from mizzen.gateway.grpc.server import start_grpc
 from mizzen.gateway.http import request_bodies
 from mizzen.gateway.http.tls import InvalidCertificate, ServerTls
+from ports import free_ports
 from tenant_kit import ALICE, BOB, USER, eventually, replace_file
 
 # ── time ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -305,6 +311,32 @@ async def test_tls_reloads_a_changed_certificate(live: Any, scripted: Any, tmp_p
     async with httpx.AsyncClient(timeout=60) as http:
         with pytest.raises(httpx.HTTPError):
             await http.get(gateway.url.replace("https", "http") + "/v1/models")
+
+
+async def test_grpc_uses_a_changed_certificate(live: Any, scripted: Any, tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path, "one")
+    port = free_ports()
+    gateway = await live(scripted(), tls_cert=str(cert), tls_key=str(key), grpc_port=port)
+    server = await start_grpc(gateway.gateway.config, create_app(gateway.gateway.config), gateway.gateway)
+    first = cert.read_bytes()
+
+    async def is_serving(trusted: bytes) -> bool:
+        credentials = grpc.ssl_channel_credentials(trusted)
+        async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
+            try:
+                health = health_pb2_grpc.HealthStub(channel)
+                answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=20)
+            except grpc.aio.AioRpcError:
+                return False
+            return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+    try:
+        assert await is_serving(first)
+        certificate(tmp_path, "two")
+        assert await is_serving(cert.read_bytes())
+        assert not await is_serving(first)
+    finally:
+        await server.stop(0)
 
 
 async def test_unusable_certificate_is_named(live: Any, scripted: Any, tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def test_every_default_is_in_the_schema(api: Any, minimal: Callable[..., dict[st
         "reasoningParser": "Auto",
         "accessLog": "Enabled",
         "playground": "Disabled",
+        "grpc": "Disabled",
         "extraArgs": [],
     }
     assert spec["lifecycle"] == {

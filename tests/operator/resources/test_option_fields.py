@@ -73,6 +73,7 @@ FULL["gateway"] = {
     "cors": {"allowOrigins": ["https://chat.example"]},
     "tls": {"secretName": "certificate"},
     "playground": "Enabled",
+    "grpc": "Enabled",
 }
 
 

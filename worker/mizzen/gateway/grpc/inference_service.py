@@ -120,7 +120,7 @@ class InferenceService:
 
 
 def authorization(context: Context) -> str:
-    """Return the credentials of a call; empty without any."""
+    """Return the credentials of a call, or an empty text."""
     return next((str(value) for name, value in metadata(context) if name == "authorization"), "")
 
 

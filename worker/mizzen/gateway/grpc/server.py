@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -85,7 +86,7 @@ def new_credentials(cert: Path, key: Path) -> grpc.ServerCredentials:
     """
     last: list[bytes] = []
 
-    def fetch() -> grpc.ServerCertificateConfiguration | None:
+    def fetch() -> Any:  # None keeps the previous certificate
         try:
             content = [key.read_bytes(), cert.read_bytes()]
         except OSError:

@@ -50,7 +50,8 @@ def read_error(start: ResponseStart, body: bytes) -> CallError:
 def read_stream_error(error: object) -> CallError:
     """Return the error in an event of a stream, whose status has been sent before."""
     fields = error if isinstance(error, dict) else {}
-    code = STREAM_CODES.get(fields.get("code")) or STREAM_CODES.get(fields.get("type"))
+    named = (str(fields.get(name)) for name in ("code", "type"))
+    code = next((STREAM_CODES[name] for name in named if name in STREAM_CODES), None)
     return CallError(code or grpc.StatusCode.UNAVAILABLE, error_text(error))
 
 
