@@ -73,7 +73,7 @@ def test_logits_equal_those_of_independently_rounded_weights(
 
 def make_factory(option: str) -> Any:
     quantization = choose_quantization(option, NO_QUANTIZATION)
-    return choose_linear(quantization, UnquantizedLinear, DequantizedLinear, online=True)
+    return choose_linear(quantization, UnquantizedLinear, DequantizedLinear)
 
 
 def build(option: str, rank: int, ranks: int) -> BuildContext:

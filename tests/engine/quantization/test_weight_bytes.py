@@ -13,7 +13,7 @@ from family_twins import save_twin
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.loading.model_setup import make_model, measure_weights
 from mizzen.layers.context import BuildContext
-from mizzen.layers.linear_methods.base import LinearMethod
+from mizzen.layers.linear_methods.base import MeasuredWeights
 from mizzen.layers.linear_methods.dequantized import DequantizedLinear
 from mizzen.layers.linear_methods.quantized import choose_linear
 from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
@@ -38,7 +38,7 @@ def test_formats_of_checkpoints(name: str, ignored: tuple[str, ...], source: Pat
     if not ignored and not name.startswith("ct-"):
         pytest.skip("the method quantizes no head")
     folder = quantize_twin(source, tmp_path / "twin", FORMATS[name], ignored=ignored).folder
-    config, methods = read_config(folder), list[LinearMethod]()
+    config, methods = read_config(folder), list[MeasuredWeights]()
     options = EngineOptions(model=str(folder), device="cpu", dtype="bfloat16")
     model = make_model(options, config, lambda done, total: None, methods=methods)
     measured, computed = sum(measure_weights(model, methods).values()), count_weight_bytes(config, 2)
@@ -64,7 +64,7 @@ def test_online_quantization(family: str, option: str, ranks: int, tmp_path: Pat
         device=torch.device("cpu"),
         dtype=torch.bfloat16,
         mesh=Mesh(Axis(0, ranks)),
-        make_linear=choose_linear(config.quantization, UnquantizedLinear, DequantizedLinear, online=True),
+        make_linear=choose_linear(config.quantization, UnquantizedLinear, DequantizedLinear),
     )
     with torch.inference_mode():
         model = DecoderModel(build, config)

@@ -14,7 +14,7 @@ from small_models import save_model
 from mizzen import LLM, SamplingParams
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.loading import model_setup
-from mizzen.layers.linear_methods.base import LinearMethod
+from mizzen.layers.linear_methods.base import MeasuredWeights
 from mizzen.layers.linear_methods.dequantized import DequantizedLinear
 from mizzen.models.registry import read_config
 from mizzen.weights import staged
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(folder: Path, device: str, option: str) -> list[DequantizedLinear]:
     """Return the quantized layers of a model that runs without Mizzen's kernels."""
-    methods: list[LinearMethod] = []
+    methods: list[MeasuredWeights] = []
     options = EngineOptions(
         model=str(folder), device=device, dtype="bfloat16", quantization=option, fusion="off"
     )

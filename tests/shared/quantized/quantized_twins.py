@@ -65,6 +65,19 @@ class QuantizedTwin:
             for layer in self.layers
         }
 
+    def save_dequantized(self, folder: Path) -> None:
+        """Write the checkpoint with the dequantized weights, as an unquantized model, into a new folder."""
+        folder.mkdir()
+        config = json.loads((self.folder / "config.json").read_text())
+        config.pop("quantization_config", None)
+        (folder / "config.json").write_text(json.dumps(config))
+        prefixes = tuple(f"{layer}." for layer in self.layers)
+        stored = load_file(self.folder / FILE)
+        kept = {name: tensor for name, tensor in stored.items() if not name.startswith(prefixes)}
+        weights = {f"{layer}.weight": weight for layer, weight in self.dequantize().items()}
+        biases = {name: stored[name] for layer in self.layers if (name := f"{layer}.bias") in stored}
+        save_file(kept | weights | biases, folder / FILE, {"format": "pt"})
+
     def edit(self, name: str, change: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
         """Replace a tensor of the checkpoint by `change(tensor)`, or remove it if that is None."""
         stored = load_file(self.folder / FILE)

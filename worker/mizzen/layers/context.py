@@ -16,6 +16,7 @@ from mizzen.layers.linear_methods.base import (
     LinearMethod,
     LinearPart,
     LinearSpec,
+    MeasuredWeights,
 )
 from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
 from mizzen.layers.sharding import Mesh
@@ -34,8 +35,8 @@ class BuildContext:
     """Whether layers use the fused kernels of `mizzen.kernels` instead of PyTorch operations; GPUs only."""
     collectives: Collectives = field(default_factory=SingleRank)
     """Collective operations over the ranks of the tensor axis."""
-    methods: list[LinearMethod] = field(default_factory=list[LinearMethod])
-    """All linear methods that were made."""
+    methods: list[MeasuredWeights] = field(default_factory=list[MeasuredWeights])
+    """All linear methods that were made, and all quantized experts."""
 
     def linear(
         self,

@@ -11,7 +11,6 @@ import enum
 from dataclasses import dataclass, field
 
 from mizzen.models.hf_fields import Fields
-from mizzen.models.quantization import check_unquantized
 
 
 class Scoring(enum.StrEnum):
@@ -118,6 +117,24 @@ class ExpertsConfig:
         """Number of inner elements of all experts together that one token runs through."""
         return self.per_token * self.width + self.shared_width
 
+    def gate_up_layers(self, prefix: str) -> tuple[str, ...]:
+        """Return the names of the gate and up layers of all experts, without `.weight`.
+
+        `prefix` is the beginning of the names of a block's tensors. Layers that share a tensor have one name.
+        """
+        names = self.names
+        if self.layout is not ExpertLayout.SEPARATE:
+            return (prefix + names.stacked_gate_up.removesuffix(".weight"),)
+        experts = (f"{prefix}{names.experts}.{expert}." for expert in range(self.count))
+        return tuple(expert + name for expert in experts for name in names.gate_up)
+
+    def down_layers(self, prefix: str) -> tuple[str, ...]:
+        """Return the names of the down layers of all experts; see `gate_up_layers`."""
+        names = self.names
+        if self.layout is not ExpertLayout.SEPARATE:
+            return (prefix + names.stacked_down.removesuffix(".weight"),)
+        return tuple(f"{prefix}{names.experts}.{expert}.{names.down}" for expert in range(self.count))
+
 
 PER_TOKEN = ("num_experts_per_tok", "moe_k")
 
@@ -131,10 +148,8 @@ def check_experts(fields: Fields, experts: ExpertsConfig, *, count: str) -> Expe
         count: Name of the field with the number of experts.
 
     Raises:
-        ConfigError: a number does not suit the others, or the weights are quantized; the message names the
-            field.
+        ConfigError: a number does not suit the others; the message names the field.
     """
-    check_unquantized(fields)
     if experts.per_token > experts.count:
         raise fields.error(fields.first_set(PER_TOKEN), f"must be at most {count} ({experts.count})")
     if experts.groups == 1:

@@ -33,6 +33,8 @@ class LinearSize:
     """Names of the layers in the checkpoint that are computed together, without `.weight`."""
     rows: int
     columns: int
+    count: int = 1
+    """Number of layers of this size, which are those of as many experts."""
 
 
 def count_weight_bytes(config: ModelConfig, element: int, ranks: int = 1) -> int:
@@ -49,16 +51,13 @@ def count_weight_bytes(config: ModelConfig, element: int, ranks: int = 1) -> int
     for layer in list_linear_sizes(config, ranks):
         scheme = config.quantization.find_merged_scheme(layer.names)
         if not isinstance(scheme, Unquantized):
-            total += count_layer_bytes(scheme, layer.rows, layer.columns)
-            total -= layer.rows * layer.columns * element
+            size = count_layer_bytes(scheme, layer.rows, layer.columns)
+            total += layer.count * (size - layer.rows * layer.columns * element)
     return total
 
 
 def list_linear_sizes(config: ModelConfig, ranks: int) -> Iterator[LinearSize]:
-    """Yield the linear layers on rank 0 of `ranks` ranks that may be quantized.
-
-    Experts of a mixture are not among them: only unquantized ones are served.
-    """
+    """Yield the linear layers on rank 0 of `ranks` ranks that may be quantized."""
     names, hidden = config.block.names, config.hidden_size
     query = config.heads // ranks * config.head_dim
     key_value = max(1, config.kv_heads // ranks) * config.head_dim
@@ -68,10 +67,13 @@ def list_linear_sizes(config: ModelConfig, ranks: int) -> Iterator[LinearSize]:
         projections = tuple(dict.fromkeys(attention + name for name in names.query_key_value))
         yield LinearSize(projections, query + 2 * key_value, hidden)
         yield LinearSize((attention + names.output,), hidden, query)
-        sparse = config.experts is not None and config.experts.layers[layer]
         width = config.intermediate_size
-        if config.experts is not None and sparse:
-            width = config.experts.shared_width
+        if (experts := config.experts) is not None and experts.layers[layer]:
+            block = f"{prefix}{experts.names.block}."
+            mlp, width = f"{block}{experts.names.shared}.", experts.shared_width
+            inner, count = experts.width // ranks, experts.count
+            yield LinearSize(experts.gate_up_layers(block), 2 * inner, hidden, count)
+            yield LinearSize(experts.down_layers(block), hidden, inner, count)
         if inner := width // ranks:
             inputs = tuple(mlp + name for name in names.gate_up)
             yield LinearSize(tuple(dict.fromkeys(inputs)), len(inputs) * inner, hidden)

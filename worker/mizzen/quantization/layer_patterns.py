@@ -67,6 +67,18 @@ class LayerPattern:
         return pattern is not None and any(pattern.match(alias) for alias in list_aliases(name))
 
 
+    def may_match(self, joined: str) -> bool:
+        """Return False only if the pattern matches none of the layers whose `join_aliases` are joined."""
+        match self.kind:
+            case PatternKind.NAME:
+                text = self.text
+            case PatternKind.MODULE if compile_module(self.text.removesuffix(".weight")) is None:
+                text = self.text.removesuffix(".weight")
+            case _:
+                return True
+        return f".{text}." in joined
+
+
 @lru_cache(maxsize=4096)
 def compile_pattern(text: str) -> re.Pattern[str]:
     """Compile a regular expression.

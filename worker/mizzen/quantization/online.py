@@ -59,5 +59,6 @@ def choose_quantization(option: str, stored: Quantization) -> Quantization:
         method=ONLINE_METHOD,
         rules=ignore_layers([LayerPattern("lm_head", PatternKind.NAME)]),
         default=ONLINE_SCHEMES[option],
+        online=True,
         kv=stored.kv,
     )

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mizzen.models.hf_fields import ConfigError
-from mizzen.quantization.layer_patterns import LayerPattern, split_merged
+from mizzen.quantization.layer_patterns import LayerPattern, join_aliases, split_merged
 from mizzen.quantization.schemes import (
     UNQUANTIZED,
     KvScheme,
@@ -15,6 +15,10 @@ from mizzen.quantization.schemes import (
     WeightScheme,
     describe_scheme,
 )
+
+
+MANY_LAYERS = 8
+"""Number of layers from which the rules that can name none of them are left out first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,10 @@ class Quantization:
     """Rules in order; the first rule that names a layer decides its scheme."""
     default: WeightScheme = UNQUANTIZED
     """Scheme of layers that no rule names."""
+    unlisted: frozenset[str] = frozenset()
+    """Names of layers that the files store unquantized, although the rules may say otherwise."""
+    online: bool = False
+    """Whether the checkpoint stores unquantized weights, which are quantized while they are loaded."""
     kv: KvScheme | None = None
     """8-bit KV cache for which the checkpoint is made; None if its configuration does not describe one."""
 
@@ -53,27 +61,37 @@ class Quantization:
         Raises:
             ConfigError: The layer is merged, such as qkv_proj, and its parts have different schemes.
         """
-        for rule in self.rules:
-            if rule.pattern.matches(name):
-                return rule.scheme
-        parts = split_merged(name)
-        return self.find_merged_scheme(parts) if parts else self.default
+        return self._find_by_rules(name, self.rules)
 
     def find_merged_scheme(self, names: Iterable[str]) -> WeightScheme:
-        """Return the scheme of layers that are computed together.
+        """Return the scheme of layers that are computed together, such as all experts of a mixture.
 
         Raises:
-            ConfigError: They have different schemes.
+            ConfigError: They have different schemes. The message names them, or one of each scheme.
         """
-        schemes = {name: self.find_scheme(name) for name in names}
-        distinct = dict.fromkeys(schemes.values())
-        if len(distinct) > 1:
-            shown = ", ".join(f"{name}: {describe_scheme(scheme)}" for name, scheme in schemes.items())
+        names = tuple(names)
+        many = len(names) > MANY_LAYERS
+        rules = select_rules(self.rules, names) if many else self.rules
+        schemes = {name: self._find_by_rules(name, rules) for name in names}
+        examples = {scheme: name for name, scheme in reversed(schemes.items())}
+        if len(examples) > 1:
+            named = sorted(examples.values(), key=names.index) if many else schemes
+            shown = ", ".join(f"{name}: {describe_scheme(schemes[name])}" for name in named)
             raise ConfigError(
                 f"quantization_config gives different schemes ({shown}) to layers that are computed "
                 "together, which is not supported: quantize all of them in the same way, or none"
             )
-        return next(iter(distinct), self.default)
+        return next(iter(examples), self.default)
+
+    def _find_by_rules(self, name: str, rules: Sequence[LayerRule]) -> WeightScheme:
+        """Return the scheme of a layer by rules that include all of its own."""
+        if name in self.unlisted:
+            return UNQUANTIZED
+        for rule in rules:
+            if rule.pattern.matches(name):
+                return rule.scheme
+        parts = split_merged(name)
+        return self.find_merged_scheme(parts) if parts else self.default
 
     def describe(self) -> str:
         """Return a description of the quantized weights, such as "AWQ: 4-bit integers, groups of 128"."""
@@ -86,3 +104,9 @@ class Quantization:
 def ignore_layers(patterns: Iterable[LayerPattern]) -> tuple[LayerRule, ...]:
     """Return rules that leave the layers that patterns name unquantized."""
     return tuple(LayerRule(pattern, UNQUANTIZED) for pattern in patterns)
+
+
+def select_rules(rules: Sequence[LayerRule], names: Iterable[str]) -> tuple[LayerRule, ...]:
+    """Return the rules that may name one of the layers, in order; a mixture has thousands of layers."""
+    joined = "\n".join(join_aliases(name) for name in names)
+    return tuple(rule for rule in rules if rule.pattern.may_match(joined))

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from mizzen.models.config import ModelConfig
-from mizzen.quantization.layer_patterns import LayerPattern, PatternKind
-from mizzen.quantization.quantization import Quantization, ignore_layers
 from mizzen.weights.checkpoint_files import FLOATING, checkpoint_files
 from mizzen.weights.load import open_safetensors, own_name
 
@@ -33,11 +30,5 @@ def with_stored_schemes(config: ModelConfig, folder: Path) -> ModelConfig:
                 own = own_name(name, config.text_tensors)
                 if own is not None and own.endswith(WEIGHT):
                     weights[own.removesuffix(WEIGHT)] = entry["dtype"]
-    unquantized = (name for name, dtype in weights.items() if dtype in FLOATING)
-    return replace(config, quantization=ignore_stored(config.quantization, unquantized))
-
-
-def ignore_stored(quantization: Quantization, names: Iterable[str]) -> Quantization:
-    """Return schemes by which the layers of these names are not quantized."""
-    rules = ignore_layers(LayerPattern(name, PatternKind.NAME) for name in names)
-    return replace(quantization, rules=(*rules, *quantization.rules))
+    unquantized = frozenset(name for name, dtype in weights.items() if dtype in FLOATING)
+    return replace(config, quantization=replace(config.quantization, unlisted=unquantized))

@@ -54,7 +54,7 @@ from mizzen.engine.loading.validate import make_trace_folder
 from mizzen.engine.loading.warmup import make_runner, warm_up
 from mizzen.engine.sampling.logits_params import TokenMasks
 from mizzen.engine.uploader import Uploader
-from mizzen.layers.linear_methods.base import LinearMethod
+from mizzen.layers.linear_methods.base import MeasuredWeights
 from mizzen.models.config import ModelConfig
 from mizzen.models.registry import read_config, read_end_tokens
 from mizzen.parallel.collectives import SINGLE_RANK
@@ -163,7 +163,7 @@ def build_model(
 ) -> LoadedModel:
     """Load the model for `load_model`, after the config was read and the process group was formed."""
     device = group.config.device if group else torch.device(options.device)
-    methods: list[LinearMethod] = []
+    methods: list[MeasuredWeights] = []
     with phases("weights"):
         model = make_model(options, config, progress, group, methods)
         format_bytes = measure_weights(model, methods)

@@ -33,7 +33,7 @@ from mizzen.engine.loading.memory_need import MemoryNeed
 from mizzen.engine.loading.memory_profile import build_largest_plan, measure_step_bytes
 from mizzen.engine.loading.resolve import rank_geometry, resolve_dtype, uses_own_kernels
 from mizzen.layers.context import BuildContext
-from mizzen.layers.linear_methods.base import LinearMethod
+from mizzen.layers.linear_methods.base import MeasuredWeights
 from mizzen.layers.linear_methods.dequantized import DequantizedLinear
 from mizzen.layers.linear_methods.quantized import choose_linear
 from mizzen.layers.linear_methods.quantized_gpu import make_quantized_linear
@@ -68,7 +68,7 @@ def make_model(
     config: ModelConfig,
     progress: ProgressCallback,
     group: RankGroup | None = None,
-    methods: list[LinearMethod] | None = None,
+    methods: list[MeasuredWeights] | None = None,
 ) -> ServedModel:
     """Build the model or a rank's shard on its device, and load its weights.
 
@@ -77,7 +77,7 @@ def make_model(
         config: Shape of the model.
         progress: Called with the bytes of weights loaded so far and the bytes of all weights.
         group: Process group of the ranks; None for a single rank.
-        methods: List to which the linear methods of all layers are added.
+        methods: List to which the linear methods of all layers and the quantized experts are added.
 
     Raises:
         ConfigError: The model does not support an option; the message names it.
@@ -116,7 +116,6 @@ def make_model(
             config.quantization,
             SmallBatchLinear if fused else UnquantizedLinear,
             make_quantized_linear if fused else DequantizedLinear,
-            online=options.quantization != AS_STORED,
         ),
         methods=methods if methods is not None else [],
         fused=fused,
@@ -161,12 +160,12 @@ def log_precision(options: EngineOptions, config: ModelConfig, dtype: torch.dtyp
         )
 
 
-def measure_weights(model: ServedModel, methods: Iterable[LinearMethod]) -> Counter[str]:
+def measure_weights(model: ServedModel, methods: Iterable[MeasuredWeights]) -> Counter[str]:
     """Return the bytes of a loaded model's weights by their format.
 
     Args:
         model: The model or a rank's shard.
-        methods: Linear methods of all layers.
+        methods: Linear methods of all layers, and quantized experts.
     """
     sizes = measure_targets(model.targets())
     for method in methods:

@@ -55,6 +55,7 @@ class SortedProduct:
         """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width]."""
         self.gate_up, self.down, self.activation = gate_up, down, activation
         self.gate_up_bias, self.down_bias = split_biases(biases, len(down))
+        self.experts = len(down)
 
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return this rank's sums of outputs, float32 [tokens, hidden]; see `ExpertProduct`."""
@@ -62,7 +63,7 @@ class SortedProduct:
         order = pairs.argsort(stable=True)
         rows, outputs = x[order // chosen.shape[1]], x.new_empty(len(order), x.shape[1])
         start = 0
-        for expert, count in enumerate(pairs.bincount(minlength=len(self.down)).tolist()):
+        for expert, count in enumerate(pairs.bincount(minlength=self.experts).tolist()):
             if count:
                 part = slice(start, start + count)
                 outputs[part] = self.run_expert(rows[part], expert)
@@ -133,18 +134,22 @@ class MaskedProduct:
         """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width]."""
         self.gate_up, self.down, self.activation = gate_up, down, activation
         self.gate_up_bias, self.down_bias = split_biases(biases, len(down))
+        self.experts = len(down)
 
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return this rank's sums of outputs, float32 [tokens, hidden]; see `ExpertProduct`."""
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        for expert in range(len(self.down)):
+        for expert in range(self.experts):
             hits = chosen == expert
-            gate_up = F.linear(x, self.gate_up[expert], self.gate_up_bias[expert])
-            outputs = F.linear(self.activation.gate(gate_up), self.down[expert], self.down_bias[expert])
-            outputs = outputs.mul((weights * hits).sum(-1, keepdim=True))
+            outputs = self.run_expert(x, expert).mul((weights * hits).sum(-1, keepdim=True))
             # An output that is not finite must not reach tokens that did not choose the expert.
             total.add_(outputs.where(hits.any(-1, keepdim=True), 0))
         return total
+
+    def run_expert(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
+        """Return the outputs [rows, hidden] of one expert for its inputs [rows, hidden]."""
+        gate_up = F.linear(rows, self.gate_up[expert], self.gate_up_bias[expert])
+        return F.linear(self.activation.gate(gate_up), self.down[expert], self.down_bias[expert])
 
 
 def sum_outputs(outputs: torch.Tensor, order: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,9 @@ import torch
 
 from mizzen.layers.activation import make_activation
 from mizzen.layers.context import BuildContext
-from mizzen.layers.experts.products import make_product
+from mizzen.layers.experts.products import ExpertProduct, make_product
+from mizzen.layers.experts.quantized_products import make_quantized_product
+from mizzen.layers.experts.quantized_weights import QuantizedExpertWeights
 from mizzen.layers.experts.router import ExpertRouter
 from mizzen.layers.experts.weights import ExpertWeights
 from mizzen.layers.linear import all_reduce_add_norm
@@ -19,6 +21,7 @@ from mizzen.layers.mlp import MLP
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.config import ModelConfig
 from mizzen.models.experts_config import ExpertsConfig
+from mizzen.quantization.schemes import Unquantized
 
 if TYPE_CHECKING:
     from mizzen.kernels.nvrtc import KernelSpec
@@ -52,15 +55,32 @@ class SharedExpert:
         return output if self.gate is None else output * (x @ self.gate.t()).sigmoid()
 
 
+def make_experts(
+    build: BuildContext, config: ModelConfig, experts: ExpertsConfig, prefix: str
+) -> tuple[ExpertWeights | QuantizedExpertWeights, ExpertProduct]:
+    """Make the weights of the experts of one layer, and the product of tokens with them.
+
+    Raises:
+        ConfigError: The experts have different schemes, or their scheme is not supported.
+    """
+    activation = make_activation(build, config.block, prefix)
+    names = experts.gate_up_layers(prefix) + experts.down_layers(prefix)
+    scheme = config.quantization.find_merged_scheme(names)
+    if isinstance(scheme, Unquantized):
+        weights = ExpertWeights(build, experts, config.hidden_size, prefix)
+        return weights, make_product(weights.gate_up, weights.down, activation, weights.biases)
+    quantized = QuantizedExpertWeights(
+        build, experts, config.hidden_size, prefix, scheme, online=config.quantization.online
+    )
+    return quantized, make_quantized_product(quantized, activation, build.device)
+
+
 class Mixture:
     """Router, experts and shared expert of one layer."""
 
     def __init__(self, build: BuildContext, config: ModelConfig, experts: ExpertsConfig, prefix: str) -> None:
         self.router = ExpertRouter(build, experts, config.hidden_size, prefix)
-        self.weights = ExpertWeights(build, experts, config.hidden_size, prefix)
-        activation = make_activation(build, config.block, prefix)
-        weights = self.weights
-        self.product = make_product(weights.gate_up, weights.down, activation, weights.biases)
+        self.weights, self.product = make_experts(build, config, experts, prefix)
         self.shared = SharedExpert(build, config, experts, prefix) if experts.shared_width else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -99,6 +119,8 @@ class SparseMLP:
 
     def finish(self) -> None:
         """Prepare the loaded weights."""
+        if isinstance(self.down.weights, QuantizedExpertWeights):
+            self.down.weights.finish()
         if self.down.shared is not None:
             self.down.shared.mlp.finish()
 

@@ -33,6 +33,14 @@ class GateActivation(Protocol):
         ...
 
 
+class MeasuredWeights(Protocol):
+    """Weights that know their formats."""
+
+    def format_bytes(self) -> Mapping[str, int]:
+        """Return the bytes of loaded quantized weights by their format; see `LinearMethod`."""
+        ...
+
+
 class InputNorm(Protocol):
     """Norm between the residual stream and a linear layer."""
 

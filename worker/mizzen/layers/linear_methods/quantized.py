@@ -19,8 +19,6 @@ def choose_linear(
     quantization: Quantization,
     unquantized: LinearFactory,
     quantized: QuantizedFactory = DequantizedLinear,
-    *,
-    online: bool = False,
 ) -> LinearFactory:
     """Return the factory that makes the linear methods of a model.
 
@@ -28,7 +26,6 @@ def choose_linear(
         quantization: Schemes of the layers.
         unquantized: Factory for layers that are not quantized.
         quantized: Factory for quantized layers.
-        online: Whether the checkpoint's weights are unquantized, and quantized while they are loaded.
     """
     if not quantization.schemes:
         return unquantized
@@ -37,6 +34,6 @@ def choose_linear(
         scheme = quantization.find_merged_scheme(dict.fromkeys(part.name for part in spec.parts))
         if isinstance(scheme, Unquantized):
             return unquantized(spec)
-        return quantized(replace(spec, online=online), scheme)
+        return quantized(replace(spec, online=quantization.online), scheme)
 
     return make_linear

@@ -31,7 +31,7 @@ class MergedLayer:
 
 
 def list_merged_layers(config: ModelConfig) -> Iterator[MergedLayer]:
-    """Yield the merged layers of all decoder layers of a model."""
+    """Yield the merged layers of all decoder layers of a model, but those of experts."""
     names, head_dim = config.block.names, config.head_dim
     heads = (config.heads, head_dim)
     for layer in range(config.layers):
@@ -40,35 +40,78 @@ def list_merged_layers(config: ModelConfig) -> Iterator[MergedLayer]:
         projections = tuple(attention + name for name in names.query_key_value)
         yield MergedLayer(projections, Follows.ROWS, (heads, (config.kv_heads, head_dim)))
         yield MergedLayer((attention + names.output,), Follows.COLUMNS, (heads,))
-        intermediate = ((config.intermediate_size, 1),)
-        yield MergedLayer(tuple(mlp + name for name in names.gate_up), Follows.ROWS, intermediate)
-        yield MergedLayer((mlp + names.down,), Follows.COLUMNS, intermediate)
+        intermediate = config.intermediate_size
+        if (experts := config.experts) is not None and experts.layers[layer]:
+            mlp, intermediate = f"{prefix}{experts.names.block}.{experts.names.shared}.", experts.shared_width
+        if units := ((intermediate, 1),) if intermediate else ():
+            yield MergedLayer(tuple(mlp + name for name in names.gate_up), Follows.ROWS, units)
+            yield MergedLayer((mlp + names.down,), Follows.COLUMNS, units)
+
+
+def list_expert_layers(config: ModelConfig) -> Iterator[MergedLayer]:
+    """Yield the projections of the experts of all layers of a model, each with those of all experts."""
+    if (experts := config.experts) is None:
+        return
+    for layer in (layer for layer, sparse in enumerate(experts.layers) if sparse):
+        prefix = f"{config.block.names.prefix}layers.{layer}.{experts.names.block}."
+        yield MergedLayer(experts.gate_up_layers(prefix), Follows.ROWS, ((experts.width, 1),))
+        yield MergedLayer(experts.down_layers(prefix), Follows.COLUMNS, ((experts.width, 1),))
 
 
 def check_merged_layers(config: ModelConfig) -> None:
-    """Check that layers that are computed together have the same scheme.
+    """Check that layers that are computed together have the same scheme, as all experts of a layer must.
 
     Raises:
         ConfigError: They differ; the message names them.
     """
-    if config.quantization.schemes:
-        for layer in list_merged_layers(config):
-            config.quantization.find_merged_scheme(layer.names)
+    if not config.quantization.schemes:
+        return
+    for layer in list_merged_layers(config):
+        config.quantization.find_merged_scheme(layer.names)
+    experts = tuple(list_expert_layers(config))
+    for gate_up, down in zip(experts[::2], experts[1::2], strict=True):
+        config.quantization.find_merged_scheme(gate_up.names + down.names)
 
 
 def find_divided_word(config: ModelConfig, ranks: int) -> str:
     """Return which layer cannot be sharded over ranks, because a packed word would be divided; or nothing."""
     if ranks == 1 or not any(isinstance(each, PackedIntegers) for each in config.quantization.schemes):
         return ""
-    for layer in list_merged_layers(config):
+    found = (_find_divided_word(config, layer, ranks) for layer in list_merged_layers(config))
+    return next(filter(None, found), "")
+
+
+def find_divided_expert(config: ModelConfig, ranks: int) -> str:
+    """Return why the experts' widths cannot be sharded over ranks, because of their scheme; or nothing.
+
+    Packed words cannot be divided. Of columns in activation order, each expert would have other groups on
+    each rank.
+    """
+    if ranks == 1 or not any(isinstance(each, PackedIntegers) for each in config.quantization.schemes):
+        return ""
+    for layer in list_expert_layers(config):
         scheme = config.quantization.find_merged_scheme(layer.names)
-        multiple = count_packed(scheme, layer.follows)
-        if any(share % multiple for share in layer.shares(ranks)):
+        ordered = isinstance(scheme, PackedIntegers) and scheme.activation_order
+        if ordered and layer.follows is Follows.COLUMNS:
             return (
-                f"{layer.names[0]} ({describe_scheme(scheme)}) cannot be divided among {ranks} tensor ranks: "
-                f"the {layer.follows} of a rank must be a multiple of the {multiple} in a packed word"
+                f"{layer.names[0]} ({describe_scheme(scheme)}) cannot be divided among {ranks} tensor ranks, "
+                "because each expert has an order of its own"
             )
+        if problem := _find_divided_word(config, layer, ranks):
+            return problem
     return ""
+
+
+def _find_divided_word(config: ModelConfig, layer: MergedLayer, ranks: int) -> str:
+    """Return why a layer cannot be sharded over ranks, because a packed word would be divided; or nothing."""
+    scheme = config.quantization.find_merged_scheme(layer.names)
+    multiple = count_packed(scheme, layer.follows)
+    if not any(share % multiple for share in layer.shares(ranks)):
+        return ""
+    return (
+        f"{layer.names[0]} ({describe_scheme(scheme)}) cannot be divided among {ranks} tensor ranks: "
+        f"the {layer.follows} of a rank must be a multiple of the {multiple} in a packed word"
+    )
 
 
 def count_packed(scheme: WeightScheme, follows: Follows) -> int:
