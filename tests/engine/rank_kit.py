@@ -11,9 +11,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from mizzen.core.request import Pooling, Request
+from mizzen.core.sampling_params import SamplingParams
 from mizzen.core.step_plan import StepPlan
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
@@ -117,3 +120,16 @@ def thread_ranks(folder: Path, size: int, **settings: Any) -> Iterator[Engine]:
             thread.join(SECONDS)
     assert not failures
     assert not any(thread.is_alive() for thread in threads)
+
+
+def compute_vector(engine: Engine, prompt: np.ndarray) -> np.ndarray:
+    """Return the embedding of a prompt, which is a normalised hidden state of the last layer."""
+    sampling = SamplingParams(temperature=0, max_tokens=1)
+    engine.submit(Request(rid=0, prompt=prompt, sampling=sampling, pooling=Pooling.LAST))
+    vectors: list[np.ndarray] = []
+    for step in range(20):
+        output = engine.step(float(step))
+        vectors += [item.vector for item in output.side_outputs.vectors] if output is not None else []
+        if vectors:
+            return vectors[0]
+    raise AssertionError("the request has no result")

@@ -7,54 +7,27 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from logits_check import assert_equal
+from rank_kit import compute_vector, thread_ranks
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from family_twins import save_twin
 from quantized_formats import FORMATS
-from quantized_twins import PART_FACTORS, QuantizedTwin, quantize_twin
-
-ROUTERS = (".gate", ".shared_expert_gate")
-"""Ends of the names of matrices that are never quantized."""
-MIXTURES: dict[str, dict[str, Any]] = {
-    "qwen3-moe": {"num_experts": 10},
-    "qwen2-moe": {"shared_expert_intermediate_size": 64},
-    "glm4-moe": {},
-    "minimax-m2": {},
-}
-
-
-def save_mixture(folder: Path, name: str, *, hidden: int = 128, width: int = 128, **changes: Any) -> Any:
-    return save_twin(
-        folder,
-        name,
-        **{
-            "hidden_size": hidden,
-            "intermediate_size": width,
-            "moe_intermediate_size": width,
-            "num_hidden_layers": 2,
-            "tie_word_embeddings": False,
-            "mlp_only_layers": [],
-            **MIXTURES[name],
-            **changes,
-        },
-    )
-
-
-def quantize_mixture(source: Path, folder: Path, name: str, **options: Any) -> QuantizedTwin:
-    layers = [key.removesuffix(".weight") for key in load_file(source / "model.safetensors")]
-    ignored = ("lm_head", *(layer for layer in layers if layer.endswith(ROUTERS)))
-    return quantize_twin(source, folder, FORMATS[name], ignored=ignored, **options)
+from quantized_mixtures import ROUTERS, quantize_mixture, save_mixture, stack_tensors
+from quantized_twins import FILE, PART_FACTORS, QuantizedTwin
+from rounded_weights import ROUNDINGS
 
 
 def compute_reference(twin: QuantizedTwin, folder: Path, kit: SimpleNamespace) -> torch.Tensor:
     """Return Transformers' logits of a prompt with the dequantized weights, [tokens, vocab]."""
     twin.save_dequantized(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return kit.oracle(model, kit.tokens(30, seed=1))
+    reference = kit.oracle(model, kit.tokens(30, seed=1))
+    assert reference.std() > 0.3
+    return reference
 
 
 def compute_logits(folder: Path, kit: SimpleNamespace, **options: Any) -> torch.Tensor:
@@ -65,8 +38,9 @@ def compute_logits(folder: Path, kit: SimpleNamespace, **options: Any) -> torch.
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3 with ten experts."""
     folder = tmp_path_factory.mktemp("source")
-    save_mixture(folder, "qwen3-moe", num_hidden_layers=1)
+    save_mixture(folder, "qwen3-moe")
     return folder
 
 
@@ -77,5 +51,98 @@ def test_logits_equal_those_of_the_dequantized_weights(
     twin = quantize_mixture(source, tmp_path / "twin", name, part_factors=PART_FACTORS)
     assert sum(".experts." in layer for layer in twin.layers) == 30
     reference = compute_reference(twin, tmp_path / "exact", kit)
-    assert reference.std() > 0.3
     assert_equal(compute_logits(twin.folder, kit), reference)
+
+
+@pytest.mark.parametrize("family", ["qwen2-moe", "glm4-moe", "minimax-m2"])
+@pytest.mark.parametrize("name", ["fp8-blocks", "ct-fp8-channel", "gptq-act-order", "ct-w4a16-32"])
+def test_other_families_equal_the_dequantized_weights(
+    family: str, name: str, kit: SimpleNamespace, tmp_path: Path
+) -> None:
+    """Their shared experts and dense layers are quantized, too."""
+    save_mixture(tmp_path / "source", family)
+    twin = quantize_mixture(tmp_path / "source", tmp_path / "twin", name)
+    reference = compute_reference(twin, tmp_path / "exact", kit)
+    assert_equal(compute_logits(twin.folder, kit), reference)
+
+
+@pytest.mark.parametrize("width", [96, 320])
+@pytest.mark.parametrize("name", ["fp8-blocks", "ct-int8", "ct-fp8-tensor", "awq", "ct-w4a16-asymmetric"])
+def test_several_ranks_give_the_same_results_as_one(
+    name: str, width: int, kit: SimpleNamespace, tmp_path: Path
+) -> None:
+    """Blocks and groups of 128 lie on several ranks."""
+    save_mixture(tmp_path / "source", "qwen2-moe", width=width)
+    twin = quantize_mixture(tmp_path / "source", tmp_path / "twin", name, part_factors=PART_FACTORS)
+    ranks = (1, 2) if name.startswith(("awq", "ct-w4")) and width == 96 else (1, 2, 4)
+    vectors = []
+    for size in ranks:
+        with thread_ranks(twin.folder, size) as engine:
+            vectors.append(compute_vector(engine, kit.tokens(40)))
+    for vector in vectors[1:]:
+        np.testing.assert_allclose(vector, vectors[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["fp8-blocks", "fp8-small-blocks"])
+def test_tensors_may_hold_all_experts(name: str, kit: SimpleNamespace, tmp_path: Path) -> None:
+    """The width is a multiple of the rows of a block, so that no block has rows of gate and of up."""
+    save_mixture(tmp_path / "source", "qwen3-moe")
+    twin = quantize_mixture(tmp_path / "source", tmp_path / "twin", name)
+    separate = compute_logits(twin.folder, kit)
+    stack_tensors(twin.folder)
+    assert torch.equal(compute_logits(twin.folder, kit), separate)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_dummy_weights_give_finite_and_different_logits(
+    name: str, source: Path, kit: SimpleNamespace, tmp_path: Path
+) -> None:
+    twin = quantize_mixture(source, tmp_path / "twin", name)
+    (twin.folder / FILE).unlink()
+    logits = compute_logits(twin.folder, kit, load_format="dummy")
+    assert logits.isfinite().all() and 0.1 < logits.std(dim=1).min() < logits.std(dim=1).max() < 10
+
+
+@pytest.mark.parametrize("layout", ["separate", "stacked", "transposed"])
+@pytest.mark.parametrize("option", ROUNDINGS)
+def test_unquantized_experts_are_rounded_while_they_are_loaded(
+    option: str, layout: str, kit: SimpleNamespace, tmp_path: Path
+) -> None:
+    model = save_mixture(tmp_path, "qwen3-moe", hidden=64, width=256)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".layers." not in name or name.removesuffix(".weight").endswith(ROUTERS):
+                continue
+            for matrix in parameter if parameter.ndim == 3 else [parameter] if parameter.ndim == 2 else []:
+                matrix.copy_(torch.from_numpy(ROUNDINGS[option](matrix.numpy())))
+    reference = kit.oracle(model, kit.tokens(30, seed=1))
+    if layout != "separate":
+        stack_tensors(tmp_path, transposed=layout == "transposed")
+    assert_equal(compute_logits(tmp_path, kit, quantization=option), reference)
+
+
+@pytest.mark.parametrize("name", ["fp8-blocks", "gptq"])
+def test_experts_may_be_unquantized_without_being_listed(
+    name: str, source: Path, kit: SimpleNamespace, tmp_path: Path
+) -> None:
+    keys = [key.removesuffix(".weight") for key in load_file(source / FILE)]
+    experts = tuple(key for key in keys if ".experts." in key)
+    twin = quantize_mixture(source, tmp_path / "twin", name, ignored=experts)
+    assert len(twin.layers) == 4
+    twin.describe(("lm_head", *(key for key in keys if key.endswith(ROUTERS))))
+    reference = compute_reference(twin, tmp_path / "exact", kit)
+    assert_equal(compute_logits(twin.folder, kit), reference)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30])
+@pytest.mark.parametrize("name", ["fp8-blocks", "ct-fp8-tensor", "ct-w4a16-32"])
+def test_dead_experts_give_finite_logits(
+    name: str, scale: float, source: Path, kit: SimpleNamespace, tmp_path: Path
+) -> None:
+    twin = quantize_mixture(source, tmp_path / "twin", name)
+    for expert in range(10):
+        for part in ("gate_proj", "down_proj"):
+            twin.set_scale(f"model.layers.0.mlp.experts.{expert}.{part}", scale)
+    logits = compute_logits(twin.folder, kit)
+    assert logits.isfinite().all()
+    assert_equal(logits, compute_reference(twin, tmp_path / "exact", kit))

@@ -12,13 +12,10 @@ import numpy as np
 import pytest
 import torch
 from logits_check import assert_equal
-from rank_kit import thread_ranks
+from rank_kit import compute_vector, thread_ranks
 from transformers import AutoModelForCausalLM
 
 from family_twins import save_twin
-from mizzen.core.request import Pooling, Request
-from mizzen.core.sampling_params import SamplingParams
-from mizzen.engine.engine import Engine
 from mizzen.weights.checkpoint_files import WeightsError
 from quantized_formats import FORMATS
 from quantized_twins import PART_FACTORS, SOURCE_SIZES, QuantizedTwin, quantize_twin, save_source
@@ -55,19 +52,6 @@ def test_logits_equal_those_of_the_dequantized_weights(
 CHOSEN = ("fp8-blocks", "ct-fp8-tensor-static", "ct-int8", "awq", "gptq-act-order", "ct-w4a16-act-order")
 
 
-def compute_vector(engine: Engine, kit: SimpleNamespace) -> np.ndarray:
-    """Return the embedding of a prompt, which is a normalised hidden state of the last layer."""
-    sampling = SamplingParams(temperature=0, max_tokens=1)
-    engine.submit(Request(rid=0, prompt=kit.tokens(40), sampling=sampling, pooling=Pooling.LAST))
-    vectors: list[np.ndarray] = []
-    for step in range(20):
-        output = engine.step(float(step))
-        vectors += [item.vector for item in output.side_outputs.vectors] if output is not None else []
-        if vectors:
-            return vectors[0]
-    raise AssertionError("the request has no result")
-
-
 @pytest.mark.parametrize("name", CHOSEN)
 def test_several_ranks_give_the_same_results_as_one(
     name: str, source: Path, kit: SimpleNamespace, tmp_path: Path
@@ -77,7 +61,7 @@ def test_several_ranks_give_the_same_results_as_one(
     vectors = []
     for ranks in (1, 2, 4):
         with thread_ranks(twin.folder, ranks) as engine:
-            vectors.append(compute_vector(engine, kit))
+            vectors.append(compute_vector(engine, kit.tokens(40)))
     for vector in vectors[1:]:
         np.testing.assert_allclose(vector, vectors[0], atol=1e-4)
 

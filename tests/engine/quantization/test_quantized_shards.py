@@ -138,14 +138,6 @@ def test_layers_that_are_computed_together_must_have_one_scheme() -> None:
         read_model(Fields({**values, "quantization_config": quantization}), "native")
 
 
-def test_quantized_experts_are_refused() -> None:
-    values = {**SHAPE, "head_dim": 8, "intermediate_size": 64, "architectures": ["Qwen3MoeForCausalLM"]}
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    quantization = FORMATS["fp8-blocks"].config(("lm_head",))
-    with pytest.raises(ConfigError, match=r"FP8, blocks of 128 x 128\), which are served only for dense"):
-        read_model(Fields({**values, **experts, "quantization_config": quantization}), "native")
-
-
 def test_dummy_weights_are_the_same_for_any_number_of_ranks(tmp_path: Path) -> None:
     for name in FORMATS:
         files = write_layers(tmp_path / name, FORMATS[name], {"o": (64, 256)})

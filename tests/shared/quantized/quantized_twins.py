@@ -78,12 +78,20 @@ class QuantizedTwin:
         biases = {name: stored[name] for layer in self.layers if (name := f"{layer}.bias") in stored}
         save_file(kept | weights | biases, folder / FILE, {"format": "pt"})
 
+    def describe(self, ignored: tuple[str, ...]) -> None:
+        """Replace the description of the format by one that names other unquantized layers."""
+        write_config(self.folder, self.format, ignored)
+
     def edit(self, name: str, change: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
         """Replace a tensor of the checkpoint by `change(tensor)`, or remove it if that is None."""
         stored = load_file(self.folder / FILE)
         if (changed := change(stored.pop(name))) is not None:
             stored[name] = changed
         save_file(stored, self.folder / FILE, {"format": "pt"})
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Add a tensor to the checkpoint."""
+        save_file(load_file(self.folder / FILE) | {name: tensor}, self.folder / FILE, {"format": "pt"})
 
     def set_scale(self, layer: str, scale: float, *, index: int = 0) -> None:
         """Set one scale of a layer's weight, at a flat index, such as 0 or 1e-30 for a dead output row."""

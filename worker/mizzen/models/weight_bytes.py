@@ -34,7 +34,7 @@ class LinearSize:
     rows: int
     columns: int
     count: int = 1
-    """Number of layers of this size, which are those of as many experts."""
+    """Number of layers of this size, which differs from 1 for those of experts."""
 
 
 def count_weight_bytes(config: ModelConfig, element: int, ranks: int = 1) -> int:
@@ -72,7 +72,7 @@ def list_linear_sizes(config: ModelConfig, ranks: int) -> Iterator[LinearSize]:
             block = f"{prefix}{experts.names.block}."
             mlp, width = f"{block}{experts.names.shared}.", experts.shared_width
             inner, count = experts.width // ranks, experts.count
-            yield LinearSize(experts.gate_up_layers(block), 2 * inner, hidden, count)
+            yield LinearSize(experts.gate_up_layers(block), inner, hidden, 2 * count)
             yield LinearSize(experts.down_layers(block), hidden, inner, count)
         if inner := width // ranks:
             inputs = tuple(mlp + name for name in names.gate_up)

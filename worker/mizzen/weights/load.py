@@ -189,7 +189,8 @@ def read_shard(source: Any, target: WeightTarget) -> torch.Tensor:
     equal = next(i for i in range(len(stored) + 1) if stored[: i + 1] != target.shape[: i + 1])
     part = source[target.shard[:equal]] if equal else source[...]
     whole = (slice(None),) * equal
-    return part.reshape(*part.shape[:equal], *target.shape[equal:])[(*whole, *target.shard[equal:])]
+    shape = (*part.shape[:equal], *target.shape[equal:])
+    return part.reshape(shape)[(*whole, *target.shard[equal:])]
 
 
 def read_staged(tensor: StagedTensor) -> torch.Tensor:
