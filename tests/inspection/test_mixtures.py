@@ -67,7 +67,10 @@ def test_a_mixture_with_a_native_implementation_is_shared_by_gpus() -> None:
     assert (result.implementation, result.fits) == ("native", True)
     assert 0.5 < result.memory_fits[0].weight_bytes / result.weight_bytes < 0.501  # routers are not shared
     message = inspect(MIXTRAL, gpu=40, tensor=2).memory_fits[0].message
-    assert message.endswith("use more GPUs (--tensor) or GPUs with more memory")
+    assert message.endswith(
+        "use more GPUs (--tensor) or GPUs with more memory, or quantized weights: --quantization fp8 needs "
+        "21.9 GiB for them"
+    )
     odd = inspect({**MIXTRAL, "intermediate_size": 14338}, tensor=4).tensor_sizes[0]
     assert odd.reason == (
         "intermediate_size (14338) must be a multiple of the tensor ranks (4): use --tensor 1 or 2"
@@ -85,17 +88,24 @@ def test_active_parameters_are_those_of_the_experts_of_a_token() -> None:
     assert "a token uses" not in format_inspection(dense)
 
 
-def test_a_mixture_with_quantized_weights_is_refused() -> None:
-    config = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
-    reason = inspect(MIXTRAL | {"quantization_config": config}).reason
-    assert "quantized weights (FP8, blocks of 128 x 128), which are served only for dense arch" in reason
-
-
-def test_experts_are_not_quantized_while_they_are_loaded() -> None:
-    options = replace(OPTIONS, quantization="fp8")
+def test_the_bytes_of_quantized_experts_are_counted() -> None:
+    block = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    result = inspect(MIXTRAL | {"quantization_config": block}, gpu=80)
+    linear = 32 * (2 * 4096 * (4096 + 1024) + 8 * 3 * 4096 * 14336)
+    assert result.fits and result.weight_bytes == 2 * result.parameters - linear + linear // 128 // 32
+    options = replace(OPTIONS, quantization="w4a16")
     files = ModelFiles(name="m", fields=Fields(MIXTRAL))
-    with pytest.raises(ValueError, match="--quantization fp8 is not supported for mixtures of experts"):
+    online = inspect_model(files, options, gpu="80 GiB", memory=80 * GIB, tensors=(1,))
+    assert online.memory_fits[0].weight_bytes == 2 * result.parameters - linear * 3 // 2 + linear // 64
+
+
+def test_experts_with_biases_are_not_quantized_while_they_are_loaded() -> None:
+    options = replace(OPTIONS, quantization="fp8")
+    files = ModelFiles(name="m", fields=Fields(KNOWN["unsloth/gpt-oss-20b-BF16"]["config"]))
+    with pytest.raises(ValueError, match=r"fp8 is not supported for experts with biases \(GptOssForCausalLM"):
         inspect_model(files, options)
+    small = inspect_model(files, OPTIONS, gpu="40 GiB", memory=40 * GIB, tensors=(1,))
+    assert "--quantization" not in small.memory_fits[0].message
 
 
 @pytest.mark.parametrize(

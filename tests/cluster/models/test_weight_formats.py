@@ -97,16 +97,11 @@ def experts() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_a_mixture_of_experts_is_served_and_refused_with_quantization(space: Space, experts: Path) -> None:
+def test_a_mixture_of_experts_is_served_and_quantized_while_it_is_loaded(space: Space, experts: Path) -> None:
     serve(space, "experts", f"file://{experts}")
     assert ask(space, "experts")
     assert {name for name, size in weight_bytes(space, "experts").items() if size} == {"float32"}
     set_quantization(space, "experts", "FP8")
-
-    def failed() -> str:
-        conditions = space.get("infsvc", "experts")["status"]["conditions"]
-        return next(c["message"] for c in conditions if c["type"] == "Failed")
-
-    eventually(lambda: "not supported for mixtures of experts" in failed(), 120)
-    assert "spec.engine.quantization" in failed()
-    assert ask(space, "experts")  # the old group serves on
+    shown = "Online: FP8, a scale for each channel"
+    eventually(lambda: space.get("infsvc", "experts")["status"].get("model") == {"quantization": shown}, 120)
+    assert ask(space, "experts")

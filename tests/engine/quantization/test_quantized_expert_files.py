@@ -76,7 +76,7 @@ def test_invalid_values_are_named(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if "small" not in name])
 def test_the_computed_bytes_are_those_in_memory(name: str, tmp_path: Path) -> None:
-    save_mixture(tmp_path / "source", "qwen3-moe", hidden=256, width=256)
+    save_mixture(tmp_path / "source", "qwen3-moe", hidden=256, width=256, head_dim=32)
     source = tmp_path / "source"
     twin, methods = quantize_mixture(source, tmp_path / "twin", name), list[MeasuredWeights]()
     measured = measure_weights(load(twin.folder, methods), methods)
@@ -113,7 +113,9 @@ def make_weights(name: str, ranks: int = 1, width: int = 256) -> QuantizedExpert
     return QuantizedExpertWeights(build, experts, 128, "m.", scheme)
 
 
-@pytest.mark.parametrize(("width", "row_step", "column_step"), [(256, 128, 128), (192, 32, 32), (320, 32, 32)])
+@pytest.mark.parametrize(
+    ("width", "row_step", "column_step"), [(256, 128, 128), (192, 32, 32), (320, 32, 32)]
+)
 def test_scales_of_blocks_stand_for_as_many_rows_as_possible(
     width: int, row_step: int, column_step: int
 ) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.loading.validate import resolve_precision
+from mizzen.engine.loading.validate import can_quantize_experts, resolve_precision
 from mizzen.inspection.gpus import has_fp8_cache, has_quantized_kernels
 from mizzen.models.config import ModelConfig
 from mizzen.models.weight_bytes import count_weight_bytes
@@ -31,10 +31,12 @@ def suggest_quantization(
         gpu: Name of the GPU.
 
     Returns:
-        The first such value; None without such a value, or if the weights are quantized already.
+        The first such value; None without such a value, or if the weights are or cannot be quantized.
     """
     native = config.implementation == "native" and options.quantization == AS_STORED
     if not native or config.quantization.schemes or not has_quantized_kernels(gpu):
+        return None
+    if not can_quantize_experts(config):
         return None
     for name in SUGGESTED:
         quantized = replace(config, quantization=choose_quantization(name, config.quantization))

@@ -66,7 +66,6 @@ class LayerPattern:
                 pattern = compile_module(text)
         return pattern is not None and any(pattern.match(alias) for alias in list_aliases(name))
 
-
     def may_match(self, joined: str) -> bool:
         """Return False only if the pattern matches none of the layers whose `join_aliases` are joined."""
         match self.kind:

@@ -16,7 +16,6 @@ from mizzen.quantization.schemes import (
     describe_scheme,
 )
 
-
 MANY_LAYERS = 8
 """Number of layers from which the rules that can name none of them are left out first."""
 

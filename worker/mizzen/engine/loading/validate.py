@@ -35,6 +35,11 @@ def has_quantized_weights(options: EngineOptions, config: ModelConfig) -> bool:
     return bool(config.quantization.schemes) or options.quantization != AS_STORED
 
 
+def can_quantize_experts(config: ModelConfig) -> bool:
+    """Return whether experts can be quantized while they are loaded, or there are none."""
+    return config.experts is None or not (config.experts.biases or config.experts.interleaved)
+
+
 def check_model(options: EngineOptions, config: ModelConfig) -> None:
     """Check that a model can be served with the options.
 
@@ -45,10 +50,10 @@ def check_model(options: EngineOptions, config: ModelConfig) -> None:
         check_encoder(options, config)
         return
     choose_quantization(options.quantization, config.quantization)
-    if config.experts is not None and options.quantization != AS_STORED:
+    if options.quantization != AS_STORED and not can_quantize_experts(config):
         raise ValueError(
-            f"--quantization {options.quantization} is not supported for mixtures of experts: use "
-            f"{AS_STORED}, which keeps their weights as they are stored"
+            f"--quantization {options.quantization} is not supported for experts with biases "
+            f"({config.architecture}): use {AS_STORED}, which keeps their weights as they are stored"
         )
     if config.implementation == "native":
         check_shardable(config, options.tensor)

@@ -56,7 +56,7 @@ class ExpertTensors(Protocol):
     """Tensors of a projection while it is loaded."""
 
     def targets(self) -> Iterator[tuple[int, WeightTarget]]:
-        """Yield the index of an expert among those of this rank, and the destination of one of its tensors."""
+        """Yield the index of an expert on this rank, and the destination of one of its tensors."""
         ...
 
     def take(self) -> QuantizedExperts:
