@@ -22,6 +22,7 @@ LOGPROBS = (
 FLASH_DECODE = "tests/gpu/attention/test_flash_decode_triton.py"
 KERNELS = (
     "tests/gpu/kernels/test_kernels.py",
+    "tests/gpu/kernels/test_dequantize_mxfp4.py",
     *(f"tests/gpu/engine/test_logprobs.py::{name}" for name in LOGPROBS),
     "tests/gpu/engine/test_logits_processing.py::test_the_penalty_kernel_equals_the_eager_reference",
     f"{FLASH_DECODE}::test_triton_decode_equals_the_reference[(3, 1, 32, 24, True)-60-4x32s0w4]",

@@ -81,6 +81,8 @@ class FlashAttention3(AttentionBackend):
         self.schedule = get_scheduler_metadata
         paged = (kv.keys.shape[0], -1, kv.page_size, geometry.kv_heads, geometry.head_dim)
         self.keys, self.values = kv.keys.view(paged), kv.values.view(paged)
+        self.sinks = None if kv.sinks is None else kv.sinks.to(torch.bfloat16)
+        """Attention sinks [layers, heads]; the kernels read no other dtype."""
         self.scales: torch.Tensor | None = None
         if kv.quantized and kv.key_scales:
             self.scales = torch.tensor(kv.key_scales, dtype=torch.float32, device=kv.keys.device)
@@ -152,7 +154,7 @@ class FlashAttention3(AttentionBackend):
                 k_descale=self.descale(layer, len(slots)),
                 softmax_scale=geometry.score_scale,
                 softcap=geometry.softcap or 0.0,
-                sinks=self.kv.layer_sinks(layer),
+                sinks=None if self.sinks is None else self.sinks[layer],
                 out=out[:, None],
             )
 
@@ -218,7 +220,7 @@ class FlashAttention3(AttentionBackend):
                 k_descale=self.descale(layer, len(slots)),
                 softmax_scale=geometry.score_scale,
                 softcap=geometry.softcap or 0.0,
-                sinks=self.kv.layer_sinks(layer),
+                sinks=None if self.sinks is None else self.sinks[layer],
                 out=out,
                 **splits,
             )

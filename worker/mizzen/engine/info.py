@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-WEIGHT_FORMATS = ("bfloat16", "float16", "float32", "fp8", "int8", "int4")
+WEIGHT_FORMATS = ("bfloat16", "float16", "float32", "fp8", "int8", "int4", "mxfp4")
 """Formats of weights in memory. The scales and zero points of quantized weights count as their format."""
 
 

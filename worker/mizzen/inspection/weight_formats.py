@@ -10,13 +10,19 @@ import msgspec
 from mizzen.inspection.model_files import WeightFiles
 from mizzen.models.text_tensors import TextTensors
 from mizzen.quantization.quantization import Quantization
-from mizzen.quantization.schemes import PackedIntegers, Unquantized, WeightScheme, describe_scheme
+from mizzen.quantization.schemes import (
+    Mxfp4Weights,
+    PackedIntegers,
+    Unquantized,
+    WeightScheme,
+    describe_scheme,
+)
 from mizzen.quantization.stored_tensors import WORD_BITS, list_tensors
 from mizzen.weights.checkpoint_files import is_needless
 
 ELEMENT_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2}
 """Bytes of an element by its type, as safetensors names it; all other types have one byte."""
-WEIGHTS = ("weight", "qweight", "weight_packed")
+WEIGHTS = ("weight", "qweight", "weight_packed", "gate_up_proj_blocks", "down_proj_blocks")
 """Ends of the names of the tensors that hold a layer's quantized weight."""
 
 
@@ -57,8 +63,7 @@ def measure_formats(
         scheme, count = quantization.find_scheme(layer), weights.elements.get(tensor, 0)
         if is_stored(scheme, suffix, kind):
             name = describe_scheme(scheme)
-            per_element = WORD_BITS // scheme.bits if isinstance(scheme, PackedIntegers) else 1
-            parameters[name] += count * per_element if suffix in WEIGHTS else 0
+            parameters[name] += count * count_packed_weights(scheme) if suffix in WEIGHTS else 0
         else:
             name = kind
             parameters[name] += count
@@ -67,6 +72,13 @@ def measure_formats(
         WeightFormat(format=name, parameters=parameters[name], size=size) for name, size in sizes.items()
     ]
     return tuple(sorted(formats, key=lambda each: -each.size))
+
+
+def count_packed_weights(scheme: WeightScheme) -> int:
+    """Return the number of weights in an element of the tensor that holds them."""
+    if isinstance(scheme, PackedIntegers):
+        return WORD_BITS // scheme.bits
+    return 2 if isinstance(scheme, Mxfp4Weights) else 1
 
 
 def is_stored(scheme: WeightScheme, suffix: str, kind: str) -> bool:

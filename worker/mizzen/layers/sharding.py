@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mizzen.layers.quantized.shard_check import find_divided_expert, find_divided_word
+from mizzen.layers.quantized.shard_check import find_divided_byte, find_divided_expert, find_divided_word
 from mizzen.models.config import ModelConfig
 
 ROW_MULTIPLE = 8
@@ -127,7 +127,8 @@ def _find_problem(config: ModelConfig, ranks: int) -> str:
         _check_sizes(config, ranks)
     except IndivisibleError as error:
         return error.problem
-    return find_divided_word(config, ranks) or find_divided_expert(config, ranks)
+    checks = (find_divided_word, find_divided_expert, find_divided_byte)
+    return next(filter(None, (check(config, ranks) for check in checks)), "")
 
 
 def _check_sizes(config: ModelConfig, ranks: int) -> None:

@@ -136,6 +136,8 @@ class ExpertsConfig:
         return tuple(f"{prefix}{names.experts}.{expert}.{names.down}" for expert in range(self.count))
 
 
+MAX_EXPERTS = 4096
+"""Largest number of experts of a layer, so that lists of their names stay short."""
 PER_TOKEN = ("num_experts_per_tok", "moe_k")
 
 
@@ -150,6 +152,8 @@ def check_experts(fields: Fields, experts: ExpertsConfig, *, count: str) -> Expe
     Raises:
         ConfigError: a number does not suit the others; the message names the field.
     """
+    if experts.count > MAX_EXPERTS:
+        raise fields.error(count, f"must be at most {MAX_EXPERTS}")
     if experts.per_token > experts.count:
         raise fields.error(fields.first_set(PER_TOKEN), f"must be at most {count} ({experts.count})")
     if experts.groups == 1:

@@ -12,6 +12,7 @@ from mizzen.models.encoders.families import ENCODER_FAMILIES, EncoderReader
 from mizzen.models.hf_fields import ConfigError, Fields
 from mizzen.models.model_families import FAMILIES, ConfigReader
 from mizzen.models.parameters import count_parameters
+from mizzen.models.quantization import check_blocks
 from mizzen.models.text_part import TEXT_PARTS, read_text_part
 from mizzen.models.transformers_backend.generic_config import GENERATING, read_generic_config
 from mizzen.models.unsupported import explain_unsupported
@@ -139,6 +140,7 @@ def read_fields(fields: Fields) -> ModelConfig:
         if not isinstance(name, str):
             break
         if (config := _read_native(fields, name)) is not None:
+            check_blocks(config)
             check_merged_layers(config)
             return config
     raise explain_unsupported(fields, ", ".join(SUPPORTED))

@@ -10,8 +10,10 @@ from mizzen.layers.sharding import Axis
 from mizzen.models.config import ModelConfig
 from mizzen.models.parameters import count_parameters
 from mizzen.quantization.schemes import (
+    MXFP4_BLOCK,
     Fp8Weights,
     Int8Weights,
+    Mxfp4Weights,
     PackedIntegers,
     Unquantized,
     WeightScheme,
@@ -98,6 +100,8 @@ def count_layer_bytes(scheme: WeightScheme, rows: int, columns: int) -> int:
             zeros = 0 if scheme.symmetric else rows * -(-columns // (scheme.group_size or columns))
             order = ORDER_BYTES * columns if scheme.activation_order else 0
             return codes + _count_scale_bytes(scheme.group_size, rows, columns) + zeros + order
+        case Mxfp4Weights():
+            return rows * columns // 2 + rows * -(-columns // MXFP4_BLOCK)
 
 
 def _count_scale_bytes(group_size: int | None, rows: int, columns: int) -> int:

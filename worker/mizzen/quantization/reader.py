@@ -12,6 +12,7 @@ from mizzen.quantization.compressed_tensors import read_compressed_tensors
 from mizzen.quantization.config_fields import USE_ORIGINAL
 from mizzen.quantization.fp8 import read_fbgemm, read_fp8
 from mizzen.quantization.modelopt import read_modelopt
+from mizzen.quantization.mxfp4 import read_mxfp4
 from mizzen.quantization.packed_integers import read_auto_round, read_awq, read_gptq
 from mizzen.quantization.quantization import Quantization
 
@@ -25,6 +26,7 @@ READERS: dict[str, Callable[[Fields], Quantization]] = {
     "fp8": read_fp8,
     "gptq": read_gptq,
     "modelopt": read_modelopt,
+    "mxfp4": read_mxfp4,
 }
 """Readers by `quant_method`."""
 NAMES = {
@@ -53,7 +55,7 @@ NAMES = {
     "vptq": "VPTQ",
 }
 """Names of methods by `quant_method`, where these differ."""
-FOUR_BIT_FLOATS = ("mxfp4", "nvfp4", "modelopt_fp4", "modelopt_mxfp4")
+FOUR_BIT_FLOATS = ("nvfp4", "modelopt_fp4", "modelopt_mxfp4")
 NO_QUANTIZATION = Quantization(method="")
 
 

@@ -150,7 +150,18 @@ class Int8Weights(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Quantization of the inputs to 8-bit integers; None for weights alone."""
 
 
-WeightScheme = Unquantized | Fp8Weights | PackedIntegers | Int8Weights
+class Mxfp4Weights(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Experts' weights alone in MXFP4 (OCP Microscaling Formats 1.0), as gpt-oss stores them: w = q * s.
+
+    q is a 4-bit float (E2M1): 0, 0.5, 1, 1.5, 2, 3, 4 or 6 with a sign. A scale s, a power of two (E8M0),
+    belongs to a block of `MXFP4_BLOCK` columns of one output row.
+    """
+
+
+MXFP4_BLOCK = 32
+"""Columns that share a scale in MXFP4."""
+
+WeightScheme = Unquantized | Fp8Weights | PackedIntegers | Int8Weights | Mxfp4Weights
 """Scheme of one linear layer."""
 
 UNQUANTIZED = Unquantized()
@@ -188,3 +199,5 @@ def describe_scheme(scheme: WeightScheme) -> str:
         case Int8Weights():
             groups = f"groups of {scheme.group_size}" if scheme.group_size else ""
             return f"INT8, {groups or f'a scale for each {scheme.scale_shape}'}"
+        case Mxfp4Weights():
+            return f"MXFP4, blocks of {MXFP4_BLOCK}"

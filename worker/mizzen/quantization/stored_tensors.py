@@ -12,11 +12,13 @@ import enum
 from dataclasses import dataclass
 
 from mizzen.quantization.schemes import (
+    MXFP4_BLOCK,
     Activations,
     ActivationScales,
     Fp8Layout,
     Fp8Weights,
     Int8Weights,
+    Mxfp4Weights,
     PackedIntegers,
     Packing,
     ScaleShape,
@@ -112,6 +114,8 @@ def list_tensors(scheme: WeightScheme) -> tuple[StoredTensor, ...]:
                 dimensions=_scale_dimensions(scheme.scale_shape, None, scheme.group_size),
             )
             return weight, scale, *_list_input_tensors(scheme.activations)
+        case Mxfp4Weights():
+            return _list_mxfp4()
 
 
 def find_dtypes(scheme: WeightScheme, suffix: str) -> tuple[str, ...]:
@@ -129,6 +133,24 @@ def _list_fp8(scheme: Fp8Weights) -> tuple[StoredTensor, ...]:
         dimensions=_scale_dimensions(scheme.scale_shape, scheme.block, None),
     )
     return weight, scale, *_list_input_tensors(scheme.activations, scheme.layout)
+
+
+def _list_mxfp4() -> tuple[StoredTensor, ...]:
+    """Return the tensors of the experts of a layer, which have one more dimension in front: the experts."""
+    blocks = Dimension(Follows.COLUMNS, MXFP4_BLOCK)
+    codes = Dimension(Follows.NEITHER, MXFP4_BLOCK // 2)
+    return (
+        StoredTensor(
+            suffixes=("gate_up_proj_blocks", "down_proj_blocks"),
+            dtypes=("U8",),
+            dimensions=((ROWS, blocks, codes), (ROWS, Dimension(Follows.COLUMNS, 2))),
+        ),
+        StoredTensor(
+            suffixes=("gate_up_proj_scales", "down_proj_scales"),
+            dtypes=("U8", "F8_E8M0"),
+            dimensions=((ROWS, blocks),),
+        ),
+    )
 
 
 def _fp8_scale_suffixes(scheme: Fp8Weights) -> tuple[str, ...]:

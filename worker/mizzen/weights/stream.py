@@ -102,7 +102,7 @@ class SafetensorsHeader:
         counts as a matrix.
         """
         entry = self.entries[target.name]
-        if tuple(entry["shape"]) != target.shape:
+        if tuple(entry["shape"]) not in (target.shape, *target.other_shapes):
             return None
         if DTYPES.get(entry["dtype"]) != target.destination.dtype or not target.destination.is_contiguous():
             return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.graph_sizes import max_graph_rows, max_graph_tokens
 from mizzen.models.config import ModelConfig
+from mizzen.quantization.schemes import Mxfp4Weights
 
 DEQUANTIZED_BYTES = 256 << 20
 """Largest size of the temporary matrices into which kernels dequantize weights for large batches."""
@@ -42,7 +43,8 @@ class MemoryNeed:
         without a kernel sorts a row's logits with their indices and sums them in float64, which takes about
         ten times the size of the row in float32. Penalties need a count per slot and vocabulary token. With
         several ranks, the logits gathered from all ranks are added, and for quantized weights temporary
-        matrices, which graphs of large batches have in their own memory.
+        matrices, which graphs of large batches have in their own memory. All graphs have one for the experts
+        in MXFP4.
 
         Args:
             config: Shape of the model.
@@ -59,14 +61,16 @@ class MemoryNeed:
         heads = (3 * config.heads // sharing + 2 * kv_heads) * config.head_dim
         tokens = options.prefill_chunk_tokens + options.max_running_requests
         dequantized = DEQUANTIZED_BYTES if config.quantization.schemes else 0
+        restored = count_restored(config, ranks)
         logits = options.max_running_requests * config.vocab_size * (44 + element * (ranks > 1))
         rows, captured = max_graph_rows(options), max_graph_tokens(options)
         return cls(
             token_bytes=2 * config.layers * kv_heads * config.head_dim * (kv_element or element),
-            step_bytes=tokens * (width + heads) * element + logits + dequantized,
+            step_bytes=tokens * (width + heads) * element + logits + dequantized + restored,
             graph_bytes=captured * (width + heads) * element
             + rows * config.vocab_size * (element + 4)
-            + (dequantized if captured > MAX_DIRECT_ROWS else 0),
+            + (dequantized if captured > MAX_DIRECT_ROWS else 0)
+            + (restored if rows else 0),
         )
 
     @classmethod
@@ -93,3 +97,11 @@ class MemoryNeed:
     def with_measured_step(self, measured_bytes: int) -> MemoryNeed:
         """Return this need with `step_bytes` replaced by the measured bytes plus the bytes of graphs."""
         return replace(self, step_bytes=measured_bytes + self.graph_bytes)
+
+
+def count_restored(config: ModelConfig, ranks: int) -> int:
+    """Return the bytes of the gate and up projections of a layer's experts in bfloat16, if they are MXFP4."""
+    experts = config.experts
+    if experts is None or not any(isinstance(each, Mxfp4Weights) for each in config.quantization.schemes):
+        return 0
+    return 2 * experts.count * (2 * experts.width // ranks) * config.hidden_size

@@ -109,13 +109,25 @@ class GroupedProduct:
         """Return this rank's sums of outputs, float32 [tokens, hidden]; see `ExpertProduct`."""
         pairs, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(pairs, self.experts, right=True, out_int32=True)
-        gate_up = F.grouped_mm(x[order // chosen.shape[1]], self.gate_up, offs=ends)
+        gate_up = F.grouped_mm(x[order // chosen.shape[1]], self.find_gate_up(ends), offs=ends)
         if self.biases is not None:
             gate_up.add_(self.biases.gate_up[pairs])
-        outputs = F.grouped_mm(self.activation.gate(gate_up), self.down, offs=ends)
+        outputs = F.grouped_mm(self.activation.gate(gate_up), self.find_down(ends), offs=ends)
         if self.biases is not None and self.biases.down is not None:
             outputs.add_(self.biases.down[pairs])
         return sum_outputs(outputs, order, weights)
+
+    def find_gate_up(self, ends: torch.Tensor) -> torch.Tensor:
+        """Return the transposed weights of gate and up [experts, hidden, 2 * width].
+
+        `ends` are the numbers of pairs up to each expert, int32 [experts]. Experts without pairs may have any
+        weights.
+        """
+        return self.gate_up
+
+    def find_down(self, ends: torch.Tensor) -> torch.Tensor:
+        """Return the transposed weights of the down projections [experts, width, hidden]."""
+        return self.down
 
 
 class MaskedProduct:

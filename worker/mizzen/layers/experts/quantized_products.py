@@ -5,23 +5,36 @@ from __future__ import annotations
 
 import torch
 
-from mizzen.layers.experts.products import ExpertProduct, MaskedProduct, SortedProduct
+from mizzen.layers.experts.mxfp4_weights import Mxfp4ExpertWeights
+from mizzen.layers.experts.products import (
+    ALIGNMENT,
+    GROUPED_CAPABILITY,
+    ExpertProduct,
+    GroupedProduct,
+    MaskedProduct,
+    SortedProduct,
+    split_biases,
+)
+from mizzen.layers.experts.quantized_stack import QuantizedExperts
 from mizzen.layers.experts.quantized_weights import QuantizedExpertWeights
 from mizzen.layers.linear_methods.base import GateActivation
+
+StoredExperts = QuantizedExpertWeights | Mxfp4ExpertWeights
 
 
 class DequantizedExperts:
     """Dequantizes one expert after the other for each batch."""
 
-    def __init__(self, weights: QuantizedExpertWeights, activation: GateActivation) -> None:
+    def __init__(self, weights: StoredExperts, activation: GateActivation) -> None:
         """Keep the weights, which may be loaded later."""
         self.weights, self.activation = weights, activation
         self.experts = weights.config.count
+        self.gate_up_bias, self.down_bias = split_biases(weights.biases, self.experts)
 
-    def run_expert(self, x: torch.Tensor, expert: int) -> torch.Tensor:
-        """Return the outputs [tokens, hidden] of one expert for x [tokens, hidden]."""
-        inner = self.activation.gate(self.weights.gate_up.multiply(x, expert))
-        return self.weights.down.multiply(inner, expert)
+    def run_expert(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
+        """Return the outputs [rows, hidden] of one expert for its inputs [rows, hidden]."""
+        gate_up = self.weights.gate_up.multiply(rows, expert, self.gate_up_bias[expert])
+        return self.weights.down.multiply(self.activation.gate(gate_up), expert, self.down_bias[expert])
 
 
 class SortedDequantizedProduct(DequantizedExperts, SortedProduct):
@@ -32,8 +45,45 @@ class MaskedDequantizedProduct(DequantizedExperts, MaskedProduct):
     """Dequantizes all experts. It is slow, but works with all formats without the host knowing the choice."""
 
 
+class GroupedMxfp4Product(GroupedProduct):
+    """Restores the experts of a batch as bfloat16 for grouped GEMMs.
+
+    Temporary memory is that of all experts of one projection in bfloat16, but only chosen ones are written.
+    """
+
+    def __init__(self, weights: Mxfp4ExpertWeights, activation: GateActivation, device: torch.device) -> None:
+        """Keep the weights, which may be loaded later."""
+        self.weights, self.activation, self.biases = weights, activation, weights.biases
+        self.experts = torch.arange(weights.config.count, device=device)
+
+    @staticmethod
+    def suits(weights: Mxfp4ExpertWeights, device: torch.device) -> bool:
+        """Return whether the weights have sizes and a data type that the grouped GEMM takes on a device."""
+        width = weights.shard.stop - weights.shard.start
+        return (
+            weights.dtype == torch.bfloat16
+            and torch.cuda.get_device_capability(device) >= GROUPED_CAPABILITY
+            and not any(size % ALIGNMENT for size in (width, weights.hidden))
+        )
+
+    def find_gate_up(self, ends: torch.Tensor) -> torch.Tensor:
+        """Return the transposed weights of gate and up [experts, hidden, 2 * width]."""
+        return restore(self.weights.gate_up, ends)
+
+    def find_down(self, ends: torch.Tensor) -> torch.Tensor:
+        """Return the transposed weights of the down projections [experts, width, hidden]."""
+        return restore(self.weights.down, ends)
+
+
+def restore(experts: QuantizedExperts, ends: torch.Tensor) -> torch.Tensor:
+    """Return the transposed weights of experts that have pairs, bfloat16 [experts, columns, rows]."""
+    from mizzen.kernels.quantization.dequantize_mxfp4 import dequantize_mxfp4
+
+    return dequantize_mxfp4(experts.weight, experts.rows, ends).transpose(1, 2)
+
+
 def make_quantized_product(
-    weights: QuantizedExpertWeights, activation: GateActivation, device: torch.device
+    weights: StoredExperts, activation: GateActivation, device: torch.device
 ) -> ExpertProduct:
     """Make the fastest product for the device and the format of the experts' weights.
 
@@ -44,4 +94,6 @@ def make_quantized_product(
     """
     if device.type != "cuda":
         return SortedDequantizedProduct(weights, activation)
+    if isinstance(weights, Mxfp4ExpertWeights) and GroupedMxfp4Product.suits(weights, device):
+        return GroupedMxfp4Product(weights, activation, device)
     return MaskedDequantizedProduct(weights, activation)

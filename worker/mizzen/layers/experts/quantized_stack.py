@@ -35,15 +35,15 @@ class QuantizedExperts:
         orders = self.orders
         return self.weight.size + (0 if orders is None else orders.numel() * orders.element_size())
 
-    def multiply(self, x: torch.Tensor, expert: int) -> torch.Tensor:
-        """Multiply x [tokens, input columns] by the weight of one expert; return [tokens, rows].
+    def multiply(self, x: torch.Tensor, expert: int, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Multiply x [tokens, input columns] by the weight of one expert and add a bias [rows], if any.
 
-        The weight is dequantized to the data type of x.
+        The weight is dequantized to the data type of x. The result is [tokens, rows].
         """
         if self.orders is not None:
             x = x.index_select(1, self.orders[expert])
         rows = slice(expert * self.rows, (expert + 1) * self.rows)
-        return F.linear(x, self.weight.dequantize(rows).to(x.dtype))
+        return F.linear(x, self.weight.dequantize(rows).to(x.dtype), bias)
 
 
 def stack_experts(weights: Sequence[QuantizedWeight]) -> QuantizedExperts | None:

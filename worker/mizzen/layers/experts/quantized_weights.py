@@ -29,8 +29,10 @@ class QuantizedExpertWeights:
     """Weights of the experts of a layer; each rank holds a shard of the inner elements of every expert.
 
     Products never quantize the inputs of experts, whatever the checkpoint asks for: the result is that of the
-    exact weights.
+    exact weights. The experts have no biases.
     """
+
+    biases = None
 
     def __init__(
         self,
@@ -64,6 +66,11 @@ class QuantizedExpertWeights:
                 f"supported in this format ({describe_scheme(scheme)}): use the checkpoint in bfloat16"
             )
         self.separate = experts.layout is ExpertLayout.SEPARATE
+        if experts.biases or experts.interleaved:
+            raise ConfigError(
+                f"{prefix}experts have biases, which is not supported for this format "
+                f"({describe_scheme(scheme)}): use a checkpoint in bfloat16 or MXFP4"
+            )
         if not self.separate and not online:
             check_stacked(scheme, experts, prefix)
         self.shard = build.mesh.tensor.shard(experts.width, experts.width_field)

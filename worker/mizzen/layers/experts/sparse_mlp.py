@@ -10,8 +10,9 @@ import torch
 
 from mizzen.layers.activation import make_activation
 from mizzen.layers.context import BuildContext
+from mizzen.layers.experts.mxfp4_weights import Mxfp4ExpertWeights
 from mizzen.layers.experts.products import ExpertProduct, make_product
-from mizzen.layers.experts.quantized_products import make_quantized_product
+from mizzen.layers.experts.quantized_products import StoredExperts, make_quantized_product
 from mizzen.layers.experts.quantized_weights import QuantizedExpertWeights
 from mizzen.layers.experts.router import ExpertRouter
 from mizzen.layers.experts.weights import ExpertWeights
@@ -21,7 +22,7 @@ from mizzen.layers.mlp import MLP
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.config import ModelConfig
 from mizzen.models.experts_config import ExpertsConfig
-from mizzen.quantization.schemes import Unquantized
+from mizzen.quantization.schemes import Mxfp4Weights, Unquantized
 
 if TYPE_CHECKING:
     from mizzen.kernels.nvrtc import KernelSpec
@@ -57,7 +58,7 @@ class SharedExpert:
 
 def make_experts(
     build: BuildContext, config: ModelConfig, experts: ExpertsConfig, prefix: str
-) -> tuple[ExpertWeights | QuantizedExpertWeights, ExpertProduct]:
+) -> tuple[ExpertWeights | StoredExperts, ExpertProduct]:
     """Make the weights of the experts of one layer, and the product of tokens with them.
 
     Raises:
@@ -69,9 +70,12 @@ def make_experts(
     if isinstance(scheme, Unquantized):
         weights = ExpertWeights(build, experts, config.hidden_size, prefix)
         return weights, make_product(weights.gate_up, weights.down, activation, weights.biases)
-    quantized = QuantizedExpertWeights(
-        build, experts, config.hidden_size, prefix, scheme, online=config.quantization.online
-    )
+    if isinstance(scheme, Mxfp4Weights):
+        quantized: StoredExperts = Mxfp4ExpertWeights(build, experts, config.hidden_size, prefix)
+    else:
+        quantized = QuantizedExpertWeights(
+            build, experts, config.hidden_size, prefix, scheme, online=config.quantization.online
+        )
     return quantized, make_quantized_product(quantized, activation, build.device)
 
 
@@ -119,7 +123,7 @@ class SparseMLP:
 
     def finish(self) -> None:
         """Prepare the loaded weights."""
-        if isinstance(self.down.weights, QuantizedExpertWeights):
+        if not isinstance(self.down.weights, ExpertWeights):
             self.down.weights.finish()
         if self.down.shared is not None:
             self.down.shared.mlp.finish()

@@ -26,12 +26,23 @@ class Codes(enum.StrEnum):
     """Unsigned integers of 8 bits, with a zero point of 128 or of their own."""
     UINT4 = "uint4"
     """Unsigned integers of 4 bits, two to a byte, with a zero point of 8 or of their own."""
+    E2M1 = "e2m1"
+    """4-bit floats, two to a byte: the index of a value in `E2M1_VALUES`, and the sign above it."""
 
 
-FORMATS = {Codes.E4M3: "fp8", Codes.INT8: "int8", Codes.UINT8: "int8", Codes.UINT4: "int4"}
+FORMATS = {
+    Codes.E4M3: "fp8",
+    Codes.INT8: "int8",
+    Codes.UINT8: "int8",
+    Codes.UINT4: "int4",
+    Codes.E2M1: "mxfp4",
+}
 """Names of formats of weights in metrics."""
-IMPLIED_ZEROS = {Codes.E4M3: 0, Codes.INT8: 0, Codes.UINT8: 128, Codes.UINT4: 8}
+IMPLIED_ZEROS = {Codes.E4M3: 0, Codes.INT8: 0, Codes.UINT8: 128, Codes.UINT4: 8, Codes.E2M1: 0}
 """Zero point of weights that have no tensor of zero points."""
+TWO_PER_BYTE = (Codes.UINT4, Codes.E2M1)
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Absolute values of E2M1 by the low three bits of the code."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,10 +55,11 @@ class QuantizedWeight:
 
     codes: Codes
     values: torch.Tensor
-    """q: float8_e4m3fn, int8 or uint8 [rows, columns]; `UINT4`: uint8 [rows, columns / 2], with the even
-    column of each pair in the low four bits."""
+    """q: float8_e4m3fn, int8 or uint8 [rows, columns]; `UINT4` and `E2M1`: uint8 [rows, columns / 2], with
+    the even column of each pair in the low four bits."""
     scales: torch.Tensor
-    """s: float32, bfloat16 or float16 [ceil(rows / row_step), ceil(columns / column_step)]."""
+    """s: float32, bfloat16 or float16 [ceil(rows / row_step), ceil(columns / column_step)], or the exponents
+    of E8M0, uint8 of the same shape, as `decode_exponents` takes them."""
     row_step: int = 1
     """Rows that share a scale."""
     column_step: int
@@ -70,7 +82,7 @@ class QuantizedWeight:
     @property
     def columns(self) -> int:
         """Number of columns, including columns that only fill a group."""
-        return self.values.shape[1] * (2 if self.codes is Codes.UINT4 else 1)
+        return self.values.shape[1] * (2 if self.codes in TWO_PER_BYTE else 1)
 
     @property
     def format(self) -> str:
@@ -86,8 +98,11 @@ class QuantizedWeight:
     def unpack(self, rows: slice = slice(None)) -> torch.Tensor:
         """Return q of some rows as float32 [rows, columns]."""
         values = self.values[rows]
-        if self.codes is Codes.UINT4:
+        if self.codes in TWO_PER_BYTE:
             values = torch.stack((values & 15, values >> 4), dim=-1).flatten(1)
+        if self.codes is Codes.E2M1:
+            numbers = (*E2M1_VALUES, *(-value for value in E2M1_VALUES))
+            return torch.tensor(numbers, device=values.device)[values.int()]
         return values.float()
 
     def dequantize(self, rows: slice = slice(None)) -> torch.Tensor:
@@ -102,7 +117,7 @@ class QuantizedWeight:
             steps.sub_(self._repeat_columns(self.zeros[which].float(), steps))
         elif zero := IMPLIED_ZEROS[self.codes]:
             weight.sub_(zero)
-        steps.mul_(self._repeat_columns(self.scales[which].float(), steps))
+        steps.mul_(self._repeat_columns(decode_scales(self.scales[which]), steps))
         return weight
 
     def _repeat_columns(self, values: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
@@ -110,6 +125,17 @@ class QuantizedWeight:
         if values.shape[1] == steps.shape[1]:
             return values[:, :, None]
         return values[:, :, None].expand(-1, -1, self.column_step).flatten(1)[:, None, : self.columns]
+
+
+def decode_scales(scales: torch.Tensor) -> torch.Tensor:
+    """Return scales as float32."""
+    return decode_exponents(scales) if scales.dtype == torch.uint8 else scales.float()
+
+
+def decode_exponents(exponents: torch.Tensor) -> torch.Tensor:
+    """Return 2 ** (e - 127) in float32 for exponents e of E8M0 from 0 to 254, uint8; it is exact."""
+    bits = exponents.int() << 23
+    return bits.masked_fill_(exponents == 0, 1 << 22).view(torch.float32)  # 2 ** -127 is subnormal
 
 
 def narrow_scales(scales: torch.Tensor, *dtypes: torch.dtype) -> torch.Tensor:

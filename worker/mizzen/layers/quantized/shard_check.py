@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mizzen.models.config import ModelConfig
-from mizzen.quantization.schemes import PackedIntegers, WeightScheme, describe_scheme
+from mizzen.quantization.schemes import Mxfp4Weights, PackedIntegers, WeightScheme, describe_scheme
 from mizzen.quantization.stored_tensors import WORD_BITS, Follows, list_tensors
 
 
@@ -100,6 +100,19 @@ def find_divided_expert(config: ModelConfig, ranks: int) -> str:
         if problem := _find_divided_word(config, layer, ranks):
             return problem
     return ""
+
+
+def find_divided_byte(config: ModelConfig, ranks: int) -> str:
+    """Return why experts in MXFP4 cannot be sharded over ranks, two weights being in a byte; or nothing."""
+    experts = config.experts
+    if experts is None or not any(isinstance(each, Mxfp4Weights) for each in config.quantization.schemes):
+        return ""
+    if experts.width // ranks % 2 == 0:
+        return ""
+    return (
+        f"{experts.width_field} ({experts.width}) cannot be divided among {ranks} tensor ranks in MXFP4: the "
+        "share of a rank must be even"
+    )
 
 
 def _find_divided_word(config: ModelConfig, layer: MergedLayer, ranks: int) -> str:

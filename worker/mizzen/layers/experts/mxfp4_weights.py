@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of experts in MXFP4, as gpt-oss stores them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from mizzen.layers.context import BuildContext
+from mizzen.layers.experts.biases import allocate_biases, bias_targets
+from mizzen.layers.experts.quantized_stack import QuantizedExperts
+from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
+from mizzen.layers.quantized.dummy_values import fill_integers
+from mizzen.layers.weight_target import WeightTarget
+from mizzen.models.experts_config import ExpertsConfig
+from mizzen.quantization.schemes import MXFP4_BLOCK
+from mizzen.weights.checkpoint_files import WeightsError
+
+NAN_EXPONENT = 255
+"""Exponent of E8M0 that stands for NaN."""
+BIAS = 127
+"""Exponent of E8M0 that stands for a scale of 1."""
+E2M1_SIZE = 2.93
+"""Root of the mean square of E2M1 for random codes."""
+
+
+class BlockTensors:
+    """Codes and exponents of one projection of all experts, as the checkpoint stores them.
+
+    The checkpoint's tensors are `NAME_blocks` [experts, rows, columns / 32, 16] with two codes in a byte, and
+    `NAME_scales` [experts, rows, columns / 32].
+    """
+
+    def __init__(
+        self, build: BuildContext, name: str, shape: tuple[int, int, int], rows: slice, columns: slice
+    ) -> None:
+        """Allocate this rank's shard.
+
+        Args:
+            build: Settings of the rank.
+            name: Name of the tensors, without `_blocks` and `_scales`.
+            shape: Experts, rows and columns of the whole projection.
+            rows: Rows of each expert that this rank holds.
+            columns: Columns that this rank holds; an even number of them.
+        """
+        self.name, self.shape, self.rows, self.columns = name, shape, rows, columns
+        self.blocks = slice(columns.start // MXFP4_BLOCK, -(-columns.stop // MXFP4_BLOCK))
+        count, own_rows = shape[0], rows.stop - rows.start
+
+        def allocate(elements: int) -> torch.Tensor:
+            return torch.empty(count, own_rows, elements, dtype=torch.uint8, device=build.device)
+
+        self.codes = allocate((columns.stop - columns.start) // 2)
+        self.exponents = allocate(self.blocks.stop - self.blocks.start)
+
+    def targets(self) -> Iterator[WeightTarget]:
+        """Yield the destinations of each expert's part of the checkpoint's tensors."""
+        count, rows, columns = self.shape
+        bytes_ = slice(self.columns.start // 2, self.columns.stop // 2)
+        blocks = columns // MXFP4_BLOCK
+        exponent = BIAS - round(math.log2(E2M1_SIZE * math.sqrt(columns)))
+        for expert in range(count):
+            own = slice(expert, expert + 1)
+            yield WeightTarget(
+                name=f"{self.name}_blocks",
+                dtypes=("U8",),
+                shape=(count, rows, columns // 2),
+                other_shapes=((count, rows, blocks, MXFP4_BLOCK // 2),),
+                shard=(own, self.rows, bytes_),
+                destination=self.codes[own],
+                fill=fill_integers,
+            )
+            yield WeightTarget(
+                name=f"{self.name}_scales",
+                dtypes=("U8", "F8_E8M0"),
+                shape=(count, rows, blocks),
+                shard=(own, self.rows, self.blocks),
+                destination=self.exponents[own],
+                fill=float(exponent),
+            )
+
+    def convert(self, *, interleaved: bool) -> QuantizedExperts:
+        """Return the loaded weights in canonical form, which has the codes in the same memory.
+
+        Args:
+            interleaved: Whether rows of gate and up alternate; in the result, the gate rows come first.
+
+        Raises:
+            WeightsError: A scale is NaN.
+        """
+        if (self.exponents == NAN_EXPONENT).any():
+            raise WeightsError(
+                f"{self.name}_scales contains NaN (exponent {NAN_EXPONENT}): fetch the model again"
+            )
+        if interleaved:
+            for tensor in (*self.codes, *self.exponents):
+                tensor.copy_(tensor.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1))
+        own_columns = self.columns.stop - self.columns.start
+        step = math.gcd(MXFP4_BLOCK, own_columns)
+        exponents = self.exponents
+        if step < MXFP4_BLOCK:  # a shard begins or ends within a block
+            columns = torch.arange(self.columns.start, self.columns.stop, step, device=exponents.device)
+            exponents = exponents[..., columns // MXFP4_BLOCK - self.blocks.start]
+        weight = QuantizedWeight(
+            codes=Codes.E2M1,
+            values=self.codes.flatten(0, 1),
+            scales=exponents.flatten(0, 1),
+            column_step=step,
+        )
+        return QuantizedExperts(weight=weight, rows=self.codes.shape[1])
+
+
+class Mxfp4ExpertWeights:
+    """Weights of the experts of a layer in MXFP4; a rank holds a shard of the inner elements of each expert.
+
+    A shard may begin and end within a block, whose scale both ranks then hold.
+    """
+
+    def __init__(self, build: BuildContext, experts: ExpertsConfig, hidden: int, prefix: str) -> None:
+        self.config, self.hidden, self.prefix = experts, hidden, prefix
+        self.shard = build.mesh.tensor.shard(experts.width, experts.width_field)
+        self.biases = allocate_biases(build, experts, hidden)
+        names, width, everything = experts.names, experts.width, slice(0, hidden)
+        pairs = slice(2 * self.shard.start, 2 * self.shard.stop)
+        gate_up, down = (experts.count, 2 * width, hidden), (experts.count, hidden, width)
+        self._stored = {
+            "gate_up": BlockTensors(build, prefix + names.stacked_gate_up, gate_up, pairs, everything),
+            "down": BlockTensors(build, prefix + names.stacked_down, down, everything, self.shard),
+        }
+        self._loaded: dict[str, QuantizedExperts] = {}
+        self.dtype = build.dtype
+        """Data type of the model, to which weights are dequantized."""
+        build.methods.append(self)
+
+    @property
+    def gate_up(self) -> QuantizedExperts:
+        """Gate and up projections, [2 * width of this rank, hidden] for each expert, gate before up."""
+        return self._find("gate_up")
+
+    @property
+    def down(self) -> QuantizedExperts:
+        """Down projections, [hidden, width of this rank] for each expert."""
+        return self._find("down")
+
+    def targets(self) -> Iterator[WeightTarget]:
+        """Yield the destinations of the checkpoint's tensors."""
+        for tensors in self._stored.values():
+            yield from tensors.targets()
+        if self.biases is not None:
+            yield from bias_targets(self.biases, self.config, self.hidden, self.shard, self.prefix)
+
+    def finish(self) -> None:
+        """Convert the stored tensors to the canonical form.
+
+        Raises:
+            WeightsError: A scale is NaN.
+        """
+        for name in list(self._stored):
+            self._loaded[name] = self._stored.pop(name).convert(interleaved=name == "gate_up")
+
+    def format_bytes(self) -> Mapping[str, int]:
+        """Return the bytes of the loaded weights with their scales, by their format."""
+        loaded = self._loaded.values()
+        return {each.weight.format: sum(other.size for other in loaded) for each in loaded}
+
+    def _find(self, name: str) -> QuantizedExperts:
+        """Return a loaded projection.
+
+        Raises:
+            RuntimeError: It is not loaded.
+        """
+        if name not in self._loaded:
+            raise RuntimeError(f"the experts of {self.prefix} are not loaded")
+        return self._loaded[name]
