@@ -36,7 +36,7 @@ def has_quantized_weights(options: EngineOptions, config: ModelConfig) -> bool:
 
 
 def can_quantize_experts(config: ModelConfig) -> bool:
-    """Return whether experts can be quantized while they are loaded, or there are none."""
+    """Return whether a model has no experts, or experts that can be quantized while they are loaded."""
     return config.experts is None or not (config.experts.biases or config.experts.interleaved)
 
 
