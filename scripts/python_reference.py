@@ -17,7 +17,7 @@ from mizzen.core.sampling_params import PARAMETERS
 
 PAGE = "docs/python.md"
 MARK = "<!-- scripts/python_reference.py generates the rest of this page from the docstrings. -->"
-METHODS = ("__init__", "generate", "chat", "embed", "close")
+METHODS = ("__init__", "generate", "chat", "embed", "classify", "close")
 DATA_CLASSES = (
     ("mizzen.core.sampling_params", "SamplingParams"),
     ("mizzen.core.sampling_params", "Grammar"),

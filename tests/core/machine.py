@@ -90,6 +90,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens=st.sampled_from((0, 3, 10)),
         logprobs=st.sampled_from((None, 0, 2)),
         prompt_logprobs=st.sampled_from((None, None, 1)),
+        first=st.sampled_from((0, 0, 1, 7, 99)),
     )
     def arrive_with_logprobs(
         self,
@@ -101,19 +102,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens: int,
         logprobs: int | None,
         prompt_logprobs: int | None,
+        first: int,
     ) -> None:
         self.rid += 1
         prompt = base[:shared] + own
+        generated = min(generated, len(prompt) - 1)
         self.world.arrive(
             request(
                 self.rid,
                 prompt,
-                generated=min(generated, len(prompt) - 1),
+                generated=generated,
                 max_tokens=max_tokens,
                 min_tokens=min_tokens,
                 logprobs=logprobs,
                 logprob_token_ids=() if logprobs is None else (5,),
                 prompt_logprobs=prompt_logprobs,
+                prompt_logprobs_from=min(first, len(prompt) - generated),
             )
         )
 

@@ -42,7 +42,7 @@ def add(rid: int, length: int, priority: int = 0) -> AddRequest:
 def run(plan: StepPlan) -> StepTokens:
     """Return the result of a step: each prompt's embedding is its first token."""
     vectors = tuple(SlotVector(c.slot, c.tokens[:1].astype(np.float32)) for c in plan.prefill)
-    tokens = np.zeros((len(plan.prefill), 1), np.int32)
+    tokens = np.zeros((plan.samples, 1), np.int32)
     return StepTokens(plan.step, tokens, side_outputs=SideOutputs(vectors=vectors))
 
 

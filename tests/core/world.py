@@ -37,7 +37,9 @@ def request(rid: int, prompt: list[int], **sampling: object) -> Request:
 def embedding(requested: Request) -> np.ndarray:
     """Return the expected vector of an embedding request, computed token by token."""
     states = [hidden_states(requested.prompt, i)[0] for i in range(len(requested.prompt))]
-    pooled = states[-1] if requested.pooling is Pooling.LAST else np.mean(states, axis=0)
+    chosen = {Pooling.LAST: states[-1:], Pooling.MEAN: states, Pooling.CLS: states[:1]}
+    assert requested.pooling is not None
+    pooled = np.mean(chosen[requested.pooling], axis=0)
     return pooled / np.linalg.norm(pooled)
 
 
@@ -197,7 +199,9 @@ class World:
         if requested.sampling.logprobs is not None:
             assert self.reported_tokens[rid] == self.output[rid]
         if requested.sampling.prompt_logprobs is not None:
-            assert self.reported_prompt_tokens[rid] == prompt[1:], "prompt logprobs are late or incomplete"
+            first = max(1, requested.sampling.prompt_logprobs_from)
+            reported = self.reported_prompt_tokens[rid]
+            assert reported == prompt[first:], "prompt logprobs are late or incomplete"
 
     def _take_ended(self) -> None:
         for end in self.scheduler.drain_finished():
@@ -207,8 +211,9 @@ class World:
         tokens, reason = run_alone(requested, self.config.capacity_tokens)
         output = self.output[requested.rid]
         assert end.prompt_tokens == len(requested.prompt) - requested.generated
-        if requested.sampling.prompt_logprobs is not None and end.prompt_tokens > 1:
-            assert end.cached_tokens == 0
+        first = max(1, requested.sampling.prompt_logprobs_from)
+        if requested.sampling.prompt_logprobs is not None and end.prompt_tokens > first:
+            assert end.cached_tokens < first
         if requested.pooling is not None:
             self._check_embedding(requested, end)
             return

@@ -125,7 +125,11 @@ def plan() -> StepPlan:
             sampling=SamplingParams(temperature=0.0),
             seed=0,
             options=SlotOptions(
-                tokens=ints(1, 2, 3), prompt_tokens=3, prompt_logprobs=2, pooling=Pooling.MEAN
+                tokens=ints(1, 2, 3),
+                prompt_tokens=3,
+                prompt_logprobs=2,
+                prompt_logprobs_from=2,
+                pooling=Pooling.MEAN,
             ),
         ),
         SlotStart(
@@ -144,7 +148,7 @@ def plan() -> StepPlan:
         starts=starts,
         prefill=(
             PrefillChunk(slot=3, start=17, tokens=ints(101, 102, 100000), last=False),
-            PrefillChunk(slot=4, start=5, tokens=ints(7), last=True),
+            PrefillChunk(slot=4, start=5, tokens=ints(7), last=True, pools=True),
         ),
     )
 

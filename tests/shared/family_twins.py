@@ -218,12 +218,20 @@ REFUSED_OTHERS: dict[str, tuple[dict[str, Any], str]] = {
 """Architectures that cannot be served: such fields, and a part of the error."""
 
 
-def save_twin(folder: Path, name: str, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+def save_twin(
+    folder: Path,
+    name: str,
+    *,
+    head: str = "ForCausalLM",
+    dtype: torch.dtype = torch.float32,
+    **changes: Any,
+) -> Any:
     """Save a seeded random twin to a folder; return the Transformers model, in float32.
 
     Args:
         folder: Empty folder.
         name: Key of `TWINS`.
+        head: End of the name of Transformers' class.
         dtype: Data type to which the weights are rounded.
         changes: Fields of config.json that override those of the twin; None leaves a field out.
     """
@@ -231,7 +239,7 @@ def save_twin(folder: Path, name: str, *, dtype: torch.dtype = torch.float32, **
     config_class = getattr(transformers, CONFIGS.get(prefix, f"{prefix}Config"))
     values = {**SMALL, **fields, **changes}
     values = {field: value for field, value in values.items() if value is not None or "window" in field}
-    model_class = getattr(transformers, f"{prefix}ForCausalLM")
+    model_class = getattr(transformers, f"{prefix}{head}")
     return save_random_model(folder, model_class, config_class(**values), dtype, plus_one=prefix in PLUS_ONE)
 
 

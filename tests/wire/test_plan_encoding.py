@@ -27,6 +27,7 @@ OPTIONS = st.integers(1, 99).flatmap(
         tokens=st.just(np.zeros(n, np.int32)),
         prompt_tokens=st.just(n),
         prompt_logprobs=st.none() | st.integers(0, 20),
+        prompt_logprobs_from=st.integers(1, 99),
         pooling=st.none() | st.sampled_from(Pooling),
     )
 )
@@ -39,7 +40,12 @@ STARTS = st.builds(
     options=st.none() | OPTIONS,
 )
 CHUNKS = st.builds(
-    PrefillChunk, slot=INT32, start=INT32, tokens=arrays(st.integers(1, 9)), last=st.booleans()
+    PrefillChunk,
+    slot=INT32,
+    start=INT32,
+    tokens=arrays(st.integers(1, 9)),
+    last=st.booleans(),
+    pools=st.booleans(),
 )
 PLANS = st.builds(
     StepPlan,
@@ -68,7 +74,7 @@ def are_equal(first: StepPlan, second: StepPlan) -> bool:
                 (start.slot, start.length, start.sampling, options_sent(start.options))
                 for start in plan.starts
             ],
-            [(chunk.slot, chunk.start, chunk.last) for chunk in plan.prefill],
+            [(chunk.slot, chunk.start, chunk.last, chunk.pools) for chunk in plan.prefill],
         )
         for plan in (first, second)
     ]
@@ -82,6 +88,7 @@ def options_sent(options: SlotOptions | None) -> object:
         options.tokens.tolist(),
         options.prompt_tokens,
         options.prompt_logprobs,
+        options.prompt_logprobs_from,
         options.pooling,
     )
 
@@ -136,4 +143,4 @@ def test_sampling_parameters_are_not_sent_to_other_ranks() -> None:
         SamplingParams(temperature=0),
         0,
     )
-    assert options_sent(decoded.options) == ([0] * 4, 4, 1, None)
+    assert options_sent(decoded.options) == ([0] * 4, 4, 1, 1, None)

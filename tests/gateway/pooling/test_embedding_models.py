@@ -8,12 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 
+from message_samples import filled
+from mizzen.common.model_task import Task
 from mizzen.core.request import Pooling
 from mizzen.gateway.text.pooling import FILE, model_pooling
-from mizzen.wire.messages import Embed, Generate, Sampling
+from mizzen.wire.messages import Embed, Generate, Sampling, Welcome
 from mizzen.wire.server.request_validation import InvalidRequest, MessageValidator
 
 POOLED = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False, "include_prompt": True}
@@ -85,7 +88,30 @@ async def test_unsupported_default_pooling_requires_an_explicit_one(
 
 
 def test_model_without_lm_head_only_embeds() -> None:
-    intake = MessageValidator(vocab_size=100, context_length=64, generates=False)
+    intake = MessageValidator(vocab_size=100, context_length=64, task=Task.EMBED)
     assert intake.to_request(Embed(1, PROMPT), 0.0).pooling is Pooling.LAST
     with pytest.raises(InvalidRequest, match=r"^model has no language-model head"):
         intake.to_request(Generate(2, PROMPT, Sampling()), 0.0)
+    with pytest.raises(InvalidRequest, match=r"^classify must be false"):
+        intake.to_request(Embed(3, PROMPT, classify=True), 0.0)
+
+
+def test_classifier_accepts_requests_for_logits() -> None:
+    intake = MessageValidator(vocab_size=100, context_length=64, task=Task.CLASSIFY)
+    assert intake.to_request(Embed(1, PROMPT, classify=True), 0.0).classify
+    assert not intake.to_request(Embed(2, PROMPT), 0.0).classify
+    with pytest.raises(InvalidRequest, match="can only classify and embed"):
+        intake.to_request(Generate(3, PROMPT, Sampling()), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("sent", "generates", "task"),
+    [
+        ("", True, Task.GENERATE),
+        ("", False, Task.EMBED),
+        ("classify", False, Task.CLASSIFY),
+        ("a later one", False, Task.EMBED),
+    ],
+)
+def test_task_of_engines_of_other_releases_is_derived(sent: str, generates: bool, task: Task) -> None:
+    assert msgspec.structs.replace(filled(Welcome), task=sent, generates=generates).served_task is task

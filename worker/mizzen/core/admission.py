@@ -78,7 +78,7 @@ class PrefillAdmission:
         admitted: list[SequenceState] = []
         if not builder.budget or not self._kv.free_slots or self._still_blocked(running):
             return admitted
-        running_keys = {self._shared_prefix_key(sequence, sequence.node) for sequence in builder.prefilled}
+        running_keys = {self._computed_prefix_key(sequence, sequence.node) for sequence in builder.prefilled}
         skipped = False
         for sequence in self.queue.admission_order(self.admissions, self._prefixes):
             if not builder.budget or not self._kv.free_slots:
@@ -99,7 +99,7 @@ class PrefillAdmission:
                 if not skipped:
                     self._record_blocked(running + len(admitted))
                 break
-            running_keys.add(key)
+            running_keys.add(self._computed_prefix_key(sequence, node))
             self._start(sequence, builder)
             admitted.append(sequence)
         return admitted
@@ -135,19 +135,36 @@ class PrefillAdmission:
         builder.start_slot(sequence)
         builder.add_chunk(sequence)
 
-    def _shared_prefix_key(self, sequence: SequenceState, node: RadixNode | None) -> SharedPrefixKey | None:
-        """Return a key that is equal for requests with more tokens in common than the prefix cache holds.
+    def _shared_prefix_key(self, sequence: SequenceState, node: RadixNode) -> SharedPrefixKey | None:
+        """Return the key of the next pages after `node` that a waiting request could take from the cache.
 
-        Returns None if the request has too few tokens after `node`, or if there is no prefix cache.
+        It equals the `_computed_prefix_key` of a request that computes these pages. Returns None if the
+        request can take too few pages.
+        """
+        return self._next_pages_key(sequence, node, self._kv.matchable_pages(sequence))
+
+    def _computed_prefix_key(self, sequence: SequenceState, node: RadixNode | None) -> SharedPrefixKey | None:
+        """Return the key of the next pages after `node` that an admitted request computes and then caches.
+
+        Returns None if it computes too few pages.
+        """
+        return self._next_pages_key(sequence, node, len(sequence.tokens) // self._kv.page_size)
+
+    def _next_pages_key(
+        self, sequence: SequenceState, node: RadixNode | None, pages: int
+    ) -> SharedPrefixKey | None:
+        """Return a key of the `_shared_pages` pages that follow a request's cached prefix.
 
         Args:
             sequence: a waiting or prefilling request.
             node: the last node of its cached prefix.
+            pages: the number of pages, counted from the first one, that the key may describe; the result is
+                None if they are too few, or if there is no prefix cache.
         """
         if not self._shares or node is None:
             return None
         end = node.end + self._shared_pages
-        if end > self._kv.matchable_pages(sequence):
+        if end > pages:
             return None
         width = 4 * self._kv.page_size
         return node, sequence.tokens_as_bytes()[node.end * width : end * width]

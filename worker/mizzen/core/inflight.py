@@ -47,13 +47,13 @@ class InflightStep(Struct):
     rows: Int64
     """Slots for which the step samples a token, int64 [samples], in the order of the tokens."""
     finishing: list[SequenceState]
-    """Requests that reach their length limit with the token that this step samples."""
+    """Requests that reach their length limit with the token that this step samples, or pool hidden states."""
     launch_time: float
     """Time at which the step was launched, in seconds."""
     prompt_tokens: int
     """Number of prompt tokens in the step."""
     discarded: list[int] = field(default_factory=list)
-    """Slots whose token is discarded: their request left after the launch, or needs only an embedding."""
+    """Slots whose token is discarded: their request left after the launch."""
     deferred_frees: list[DeferredFree] = field(default_factory=list)
     """Frees that wait until this step is complete."""
     traced: tuple[tuple[RequestTimeline, int], ...] = ()

@@ -27,11 +27,11 @@ class RequestLogprobs(Struct, frozen=True):
 
 
 class RequestVector(Struct, frozen=True):
-    """The embedding of a request; the request finishes in the same step."""
+    """The embedding of a request, or the logits of its labels; the request finishes in the same step."""
 
     rid: int
     vector: Float32
-    """The embedding, float32 [hidden size]."""
+    """The vector, float32 [size]."""
     prompt_tokens: int
     cached_tokens: int
 

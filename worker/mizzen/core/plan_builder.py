@@ -61,7 +61,13 @@ class PlanBuilder(Struct):
         self.budget -= end - start
         self.prompt_tokens += end - start
         self.chunks.append(
-            PrefillChunk(slot=sequence.slot, start=start, tokens=tokens[start:end], last=end == known)
+            PrefillChunk(
+                slot=sequence.slot,
+                start=start,
+                tokens=tokens[start:end],
+                last=end == known,
+                pools=sequence.request.pooling is not None,
+            )
         )
         self.prefilled.append(sequence)
         sequence.computed = end

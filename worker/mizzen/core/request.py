@@ -62,6 +62,9 @@ class Request(Struct, frozen=True, kw_only=True):
     """Pooling for an embedding request; None for a generation request."""
     normalize: bool = True
     """Whether the embedding is scaled to length 1."""
+    classify: bool = False
+    """Whether the result has the logits of a classifier's labels, computed from the pooled hidden state,
+    instead of an embedding; `normalize` then has no effect."""
     tenant: int = 0
     """Opaque tenant number, by which limited resources are shared fairly."""
     arrival: float = 0.0

@@ -166,13 +166,18 @@ class SamplingParams:
     prompt_logprobs: int | None = parameter(None, Bounds(0, MAX_LOGPROBS), slot_option=True)
     """Number of most probable tokens whose log probabilities are reported for each prompt token, in addition
     to that of the prompt token itself; None reports no prompt log probabilities. If set, the prompt is
-    computed without the prefix cache."""
+    computed without the prefix cache, except the part before `prompt_logprobs_from`."""
     logprob_token_ids: tuple[int, ...] = parameter((), max_entries=MAX_LOGPROB_TOKEN_IDS)
     """Ids of further tokens whose log probabilities are reported for each output token; needs `logprobs`."""
     grammar: Grammar | None = parameter(  # noqa: RUF009 - declares a field
         None, wire_type=tuple[str, str] | None, slot_option=True
     )
     """Grammar that the output must match; None for free text."""
+
+    prompt_logprobs_from: int = parameter(0, Bounds(0, LARGEST))
+    """Index of the first prompt token whose log probabilities are reported; 0 and 1 report all tokens from
+    the second one on. Tokens up to the last but one before it may come from the prefix cache. Without
+    `prompt_logprobs`, it has no effect."""
 
     def __post_init__(self) -> None:
         """Check every field.

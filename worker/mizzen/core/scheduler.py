@@ -238,7 +238,7 @@ class Scheduler:
             reason=reason,
             prompt_tokens=sequence.prompt_tokens,
             cached_tokens=sequence.cached_tokens,
-            output_tokens=known - sequence.prompt_tokens if sequence.request.pooling is None else 0,
+            output_tokens=known - sequence.prompt_tokens,
             stop_token=stop_token,
         )
 
@@ -365,7 +365,7 @@ class Scheduler:
         """Update the requests whose prefill chunks were just launched.
 
         Their full pages move into the prefix cache. A request whose last chunk was launched either decodes
-        from the next step on, or finishes with this step.
+        from the next step on, or finishes with this step (always if it only pools).
         """
         step = inflight_step.step
         sampled: list[int] = []
@@ -377,23 +377,21 @@ class Scheduler:
                 self._page_rewrites.append((sequence, first, pages))
             if sequence.computed < len(sequence.tokens):
                 continue
-            sequence.first_sample = step
             sequence.token_bytes = b""
-            sampled.append(sequence.slot)
-            self.decode_batch.set_columns(sequence, step + 1)
-            if sequence.computed + 1 == sequence.limit:
+            if not chunk.pools:
+                sequence.first_sample = step
+                sampled.append(sequence.slot)
+                self.decode_batch.set_columns(sequence, step + 1)
+            if chunk.pools or sequence.computed + 1 == sequence.limit:
                 sequence.phase = SequencePhase.LEAVING
                 inflight_step.finishing.append(sequence)
-                if sequence.request.pooling is not None:
-                    inflight_step.discarded.append(sequence.slot)
             else:
                 sequence.decodes_from = self.admission.admissions
                 self.decode_batch.add(sequence, step + 1)
         if sampled:
             inflight_step.rows = np.concatenate((inflight_step.rows, sampled))
-            self.prefilling = [
-                sequence for sequence in self.prefilling if sequence.phase is SequencePhase.PREFILL
-            ]
+        if sampled or inflight_step.finishing:
+            self.prefilling = [one for one in self.prefilling if one.phase is SequencePhase.PREFILL]
 
     def _idle(self) -> None:
         if self.config.check_integrity and self.integrity.unchecked and not len(self.inflight):

@@ -23,6 +23,9 @@ import numpy as np
 from mizzen.core.kv.radix_node import RadixNode
 from mizzen.core.request import Int32, Request
 
+UNLIMITED = 1 << 62
+"""Value of `SequenceState.matchable_tokens` without a limit."""
+
 
 class SequencePhase(enum.Enum):
     """Phase of a request in the scheduler."""
@@ -47,7 +50,7 @@ class SequenceState:
 
     __slots__ = (
         "admissions_before", "admitted", "cached_tokens", "computed", "decodes_from", "first_sample",
-        "full_prefill", "has_options", "last_step", "limit", "node", "pages_held", "phase", "prefix_hint",
+        "has_options", "last_step", "limit", "matchable_tokens", "node", "pages_held", "phase", "prefix_hint",
         "prompt_tokens", "rank", "reported_logprobs", "request", "rid", "serial", "slot", "starved",
         "stop_bits", "stop_tokens", "token_bytes", "tokens",
     )  # fmt: skip
@@ -70,10 +73,11 @@ class SequenceState:
         """Bit mask of the set `stop_tokens` in the `StopTable`."""
         self.has_options = False
         """Whether the request has `SlotOptions`."""
-        self.full_prefill = False
-        """Whether the KV of every prompt position must be computed, without the prefix cache."""
+        self.matchable_tokens = UNLIMITED
+        """Maximum number of leading tokens that may come from the prefix cache, because hidden states are
+        needed at all later positions; `UNLIMITED` if only the next token is needed."""
         self.reported_logprobs = 0
-        """Number of prompt tokens whose log probabilities were reported."""
+        """Number of prompt tokens after the first whose log probabilities were reported or not requested."""
         self.phase = SequencePhase.WAITING
         self.admissions_before = 0
         """Number of admissions that do not count as overtaking this request: admissions before it joined the

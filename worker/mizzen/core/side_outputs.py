@@ -8,7 +8,7 @@ import operator
 from mizzen.core.outputs import RequestLogprobs, RequestSideOutputs, RequestVector
 from mizzen.core.request import Pooling, Request
 from mizzen.core.sampling_params import PARAMETERS
-from mizzen.core.sequence import SequenceState
+from mizzen.core.sequence import UNLIMITED, SequenceState
 from mizzen.core.step_plan import SideOutputs, SlotLogprobs, SlotOptions
 
 NO_SIDE_OUTPUTS = RequestSideOutputs()
@@ -22,11 +22,20 @@ def has_slot_options(request: Request) -> bool:
     return request.pooling is not None or _option_values(request.sampling) != _DEFAULTS
 
 
-def needs_full_prefill(request: Request) -> bool:
-    """Return whether every prompt position of a request must be computed, without the prefix cache."""
+def prepare_side_outputs(sequence: SequenceState) -> None:
+    """Set up a new request that has `SlotOptions`: which tokens may be cached, and what will be reported.
+
+    The hidden state at a position predicts the token at the next one. So log probabilities from position n on
+    need the hidden states from position n - 1 on.
+    """
+    request = sequence.request
+    sequence.has_options = True
     if request.pooling is not None:
-        return request.pooling is Pooling.MEAN
-    return request.sampling.prompt_logprobs is not None and len(request.prompt) - request.generated > 1
+        sequence.matchable_tokens = UNLIMITED if request.pooling is Pooling.LAST else 0
+        return
+    first = max(1, request.sampling.prompt_logprobs_from)
+    if request.sampling.prompt_logprobs is not None and first < sequence.prompt_tokens:
+        sequence.reported_logprobs = sequence.matchable_tokens = first - 1
 
 
 def slot_options(sequence: SequenceState) -> SlotOptions | None:
@@ -38,9 +47,11 @@ def slot_options(sequence: SequenceState) -> SlotOptions | None:
         tokens=sequence.tokens,
         prompt_tokens=sequence.prompt_tokens,
         end_tokens=tuple(sorted(sequence.stop_tokens)),
-        prompt_logprobs=request.sampling.prompt_logprobs if sequence.full_prefill else None,
+        prompt_logprobs=None if sequence.matchable_tokens == UNLIMITED else request.sampling.prompt_logprobs,
+        prompt_logprobs_from=sequence.reported_logprobs + 1,
         pooling=request.pooling,
-        normalize=request.normalize,
+        normalize=request.normalize and not request.classify,
+        classify=request.classify,
     )
 
 
@@ -92,6 +103,6 @@ def _unreported(sequence: SequenceState, part: SlotLogprobs) -> SlotLogprobs:
     assert part.start is not None
     known = min(1 + sequence.reported_logprobs - part.start, len(part.ids))
     sequence.reported_logprobs += len(part.ids) - known
-    if sequence.reported_logprobs == sequence.prompt_tokens - 1:
-        sequence.full_prefill = False
+    complete = sequence.reported_logprobs == sequence.prompt_tokens - 1
+    sequence.matchable_tokens = UNLIMITED if complete else sequence.reported_logprobs
     return SlotLogprobs(part.slot, part.ids[known:], part.values[known:], part.start + known)

@@ -9,7 +9,7 @@ Order inside a step:
     pages      page-table entries are written
     starts     slots are assigned to new (or resumed) requests
     forward    decode slots (one token each), then prefill chunks, as one mixed batch
-    sample     one token for each decode slot, then one for each chunk whose `last` is set
+    sample     one token for each decode slot, then one for each chunk whose `samples` is true
 """
 
 from __future__ import annotations
@@ -51,10 +51,14 @@ class SlotOptions(Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     """Number of most probable tokens to report for each prompt token, in addition to the token itself; None
     reports no prompt log probabilities."""
+    prompt_logprobs_from: int = 1
+    """Sequence position of the first prompt token whose log probabilities are reported."""
     pooling: Pooling | None = None
     """Pooling for an embedding request; None for a generation request."""
     normalize: bool = False
     """Whether the embedding is scaled to length 1."""
+    classify: bool = False
+    """Whether a classifier's logits are computed from the pooled hidden state."""
 
 
 class SlotStart(Struct, frozen=True, kw_only=True):
@@ -84,8 +88,15 @@ class PrefillChunk(Struct, frozen=True, kw_only=True):
     tokens: Int32
     """Token ids, int32 [n], of positions start..start+n-1."""
     last: bool
-    """Whether the step samples the slot's next token after this chunk; the slot may then decode from the next
-    step on."""
+    """Whether the chunk ends with the last known token."""
+    pools: bool = False
+    """Whether the request only pools hidden states: the step then samples no token after the last chunk."""
+
+    @property
+    def samples(self) -> bool:
+        """Whether the step samples the slot's next token after this chunk; the slot may then decode from the
+        next step on."""
+        return self.last and not self.pools
 
 
 class StepPlan(Struct, frozen=True, kw_only=True):
@@ -106,7 +117,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     @property
     def samples(self) -> int:
         """Number of tokens that the step samples."""
-        return len(self.decode) + sum(chunk.last for chunk in self.prefill)
+        return len(self.decode) + sum(chunk.samples for chunk in self.prefill)
 
 
 class SlotLogprobs(Struct, frozen=True):
@@ -126,11 +137,11 @@ class SlotLogprobs(Struct, frozen=True):
 
 
 class SlotVector(Struct, frozen=True):
-    """The embedding of the prompt in a slot."""
+    """The embedding of the prompt in a slot, or the logits of its labels."""
 
     slot: int
     vector: Float32
-    """The pooled hidden state, float32 [hidden size]."""
+    """The vector, float32 [size]."""
 
 
 class SideOutputs(Struct, frozen=True):

@@ -7,7 +7,7 @@ from mizzen.core.config import SchedulerConfig
 from mizzen.core.policies import RANKED
 from mizzen.core.request import Finished, FinishReason, Request
 from mizzen.core.sequence import SequenceState
-from mizzen.core.side_outputs import has_slot_options, needs_full_prefill
+from mizzen.core.side_outputs import has_slot_options, prepare_side_outputs
 from mizzen.core.stop_tokens import StopTable
 
 
@@ -43,15 +43,15 @@ class RequestValidator:
         stops = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stops = stops | self._end_tokens if stops else self._end_tokens
-        if request.pooling is not None:  # an embedding request samples one token, which is discarded
-            limit, stops = len(request.prompt) + 1, frozenset()
+        if request.pooling is not None:  # no token is sampled
+            limit, stops = len(request.prompt), frozenset()
         self._serial += 1
         sequence = SequenceState(request, self._serial, limit, stops)
         sequence.stop_bits = self._stops.add(stops)
         if self._config.policy in RANKED:
             sequence.rank = request.priority
         if has_slot_options(request):
-            sequence.has_options, sequence.full_prefill = True, needs_full_prefill(request)
+            prepare_side_outputs(sequence)
         return sequence
 
     def _fault(self, request: Request, queue_full: bool) -> str:
@@ -61,7 +61,7 @@ class RequestValidator:
         if length >= capacity:
             limit = "context length" if capacity == self._config.context_length else "KV capacity"
             return f"prompt has {length} tokens; the {limit} of {capacity} leaves room for {capacity - 1}"
-        if request.generated and (fault := generated_fault(request)):
+        if fault := generated_fault(request) or logprobs_fault(request):
             return fault
         if queue_full:
             return f"{self._config.max_waiting_requests} requests are waiting already; try again later"
@@ -71,10 +71,21 @@ class RequestValidator:
 def generated_fault(request: Request) -> str:
     """Return an error message if `request.generated` is invalid, else an empty string."""
     count, most = request.generated, request.sampling.max_tokens
+    if not count:
+        return ""
     if not 0 <= count < len(request.prompt):
         return f"generated is {count}; of {len(request.prompt)} tokens at least one must be the prompt's"
     if count and request.pooling is not None:
         return f"generated is {count}; an embedding has no output"
     if most is not None and count >= most:
         return f"generated is {count}, max_tokens {most}: the output is complete already"
+    return ""
+
+
+def logprobs_fault(request: Request) -> str:
+    """Return an error message if `prompt_logprobs_from` is beyond the prompt, else an empty string."""
+    sampling, count = request.sampling, len(request.prompt) - request.generated
+    first = sampling.prompt_logprobs_from
+    if sampling.prompt_logprobs is not None and first > count:
+        return f"prompt_logprobs_from is {first}, but the prompt has {count} tokens"
     return ""

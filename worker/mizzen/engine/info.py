@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mizzen.common.model_task import ScoreActivation, Task
+
 WEIGHT_FORMATS = ("bfloat16", "float16", "float32", "fp8", "int8", "int4", "mxfp4")
 """Formats of weights in memory. The scales and zero points of quantized weights count as their format."""
 
@@ -30,8 +32,15 @@ class EngineInfo:
     device: str
     implementation: str = "native"
     """Implementation of the model: "native" or "transformers"."""
-    generates: bool = True
-    """Whether the model generates tokens; False for embedding models, which have no LM head."""
+    task: Task = Task.GENERATE
+    """Task of the model."""
+    labels: tuple[str, ...] = ()
+    """Names of a classifier's labels, by index; empty for other tasks."""
+    score_activation: ScoreActivation = ScoreActivation.NONE
+    """Default activation of a classifier's logits."""
+    pooling: str = ""
+    """Pooling that the model's files name, a value of `mizzen.core.request.Pooling` or the name of one that
+    is not supported; empty if they name none."""
     attention: tuple[str, str] = ("", "")
     """Names of the attention backends for decode and prefill."""
     step_bytes: int = 0
@@ -49,6 +58,11 @@ class EngineInfo:
     together `weights_bytes`."""
     phases: dict[str, float] = field(default_factory=dict)
     """Duration in seconds of each start-up phase: config, weights, kv, graphs (on CUDA), warmup."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model generates tokens; models without an LM head do not."""
+        return self.task is Task.GENERATE
 
     @property
     def other_bytes(self) -> int:

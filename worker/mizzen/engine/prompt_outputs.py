@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompt outputs: log probabilities of prompt tokens, and pooled hidden states (embeddings).
+"""Prompt outputs: log probabilities of prompt tokens, embeddings, and logits of labels.
 
 `StepExecutor` calls `PromptOutputs` for prefill chunks of requests with `prompt_logprobs` or `pooling`.
 """
@@ -19,6 +19,7 @@ from mizzen.engine.sampling.side_outputs import (
     DeviceSideOutputs,
     LogprobRequest,
     LogprobTensors,
+    PooledVectors,
     pack_logprobs,
 )
 from mizzen.engine.uploader import Uploader
@@ -41,14 +42,17 @@ class PromptOutputRows:
     @classmethod
     def from_chunk(cls, chunk: PrefillChunk, options: SlotOptions) -> PromptOutputRows | None:
         """Return the rows of a chunk that prompt outputs of its request need, or None if they need no row."""
-        size = len(chunk.tokens)
+        size, first = len(chunk.tokens), 0
         if options.pooling is Pooling.LAST:
             return cls(chunk, options, size - 1, 1) if chunk.last else None
+        if options.pooling is Pooling.CLS:
+            return cls(chunk, options, 0, 1) if chunk.last or not chunk.start else None
         if options.pooling is None:
             # A row's hidden state predicts the next token. The last prompt row is left out, because it
             # predicts the first output token.
+            first = max(0, options.prompt_logprobs_from - 1 - chunk.start)
             size = min(size, options.prompt_tokens - 1 - chunk.start)
-        return cls(chunk, options, 0, size) if size > 0 else None
+        return cls(chunk, options, first, size - first) if size > first else None
 
 
 class PromptOutputs:
@@ -59,7 +63,8 @@ class PromptOutputs:
         self.upload = upload
         self.options_by_slot: dict[int, SlotOptions] = {}
         self.hidden_sums: dict[int, torch.Tensor] = {}
-        """For mean pooling, the sum of the hidden states of earlier chunks, float32 [hidden], by slot."""
+        """For mean pooling, the sum of the hidden states of earlier chunks, and for CLS pooling that of the
+        first token, float32 [hidden], by slot."""
 
     def start_slots(self, starts: tuple[SlotStart, ...]) -> None:
         """Record the options of the requests that start in slots."""
@@ -97,32 +102,51 @@ class PromptOutputs:
             reads: Result of `chunks_to_read`.
             hidden: Hidden states [rows, hidden] of the rows that `batch_rows` returns, before the final norm.
         """
-        logprobs: list[LogprobTensors] = []
-        slots: list[int] = []
-        vectors: list[torch.Tensor] = []
-        begin = 0
-        for read in reads:
-            states = hidden[begin : begin + read.row_count]
-            begin += read.row_count
-            if read.options.pooling is None:
-                logprobs.append(self.prompt_logprobs(read, states))
-                continue
-            vector = self.pool_hidden(read, states)
-            if vector is not None:
-                slots.append(read.chunk.slot)
-                vectors.append(vector)
+        parts = list(zip(reads, hidden.split([read.row_count for read in reads]), strict=True))
+        scored = [(read, states) for read, states in parts if read.options.pooling is None]
+        pooled = [(read, states) for read, states in parts if read.options.pooling is not None]
         return DeviceSideOutputs(
-            logprobs=tuple(logprobs),
-            vector_slots=tuple(slots),
-            vectors=torch.stack(vectors) if vectors else None,
+            logprobs=tuple(self.prompt_logprobs(read, states) for read, states in scored),
+            vectors=self.pooled_vectors(pooled) if pooled else (),
         )
+
+    def pooled_vectors(self, parts: list[tuple[PromptOutputRows, torch.Tensor]]) -> tuple[PooledVectors, ...]:
+        """Return the embeddings and logits of the prompts whose last chunk is in a step.
+
+        `parts` holds the rows of each prompt, with their hidden states [row_count, hidden] before the final
+        norm. All prompts share the final norm and the layers that follow the pooling.
+        """
+        counts = [len(states) for _, states in parts]
+        rows = self.model.norm(torch.cat([states for _, states in parts])).float()
+        pooled = [
+            (read.chunk.slot, read.options, vector)
+            for (read, _), states in zip(parts, rows.split(counts), strict=True)
+            if (vector := self.pool_hidden(read, states)) is not None
+        ]
+        results: list[PooledVectors] = []
+        for kind in sorted({(options.classify, options.normalize) for _, options, _ in pooled}):
+            members = [
+                (slot, vector)
+                for slot, options, vector in pooled
+                if (options.classify, options.normalize) == kind
+            ]
+            slots, vectors = zip(*members, strict=True)
+            results.append(PooledVectors(slots, self.finish_vectors(torch.stack(vectors), *kind)))
+        return tuple(results)
+
+    def finish_vectors(self, vectors: torch.Tensor, classify: bool, normalize: bool) -> torch.Tensor:
+        """Return the results [n, size] for pooled hidden states, float32 [n, hidden]."""
+        if classify:
+            return self.model.pooled.classify(vectors)
+        vectors = self.model.pooled.embed(vectors)
+        return F.normalize(vectors, dim=1) if normalize else vectors
 
     def prompt_logprobs(self, read: PromptOutputRows, hidden: torch.Tensor) -> LogprobTensors:
         """Return log probabilities of the prompt tokens that follow the rows of a chunk.
 
         `hidden` [read.row_count, hidden] holds the hidden states of these rows.
         """
-        position = read.chunk.start + 1
+        position = read.chunk.start + read.first_row + 1
         next_tokens = read.options.tokens[position : position + read.row_count]
         top, targets = read.options.prompt_logprobs or 0, self.upload(next_tokens.astype(np.int64))
         parts = [
@@ -141,20 +165,22 @@ class PromptOutputs:
             requests=(request,), max_top_logprobs=ids.shape[1] - 1, packed=pack_logprobs(ids, values)
         )
 
-    def pool_hidden(self, read: PromptOutputRows, hidden: torch.Tensor) -> torch.Tensor | None:
-        """Return the embedding of a prompt, float32 [hidden], or None if its last chunk is still to come.
+    def pool_hidden(self, read: PromptOutputRows, states: torch.Tensor) -> torch.Tensor | None:
+        """Return the pooled hidden state of a prompt, float32 [hidden], or None if its last chunk is still to
+        come.
 
-        `hidden` [read.row_count, hidden] holds the hidden states of the chunk's rows before the final norm.
+        `states` [read.row_count, hidden] holds the hidden states of the chunk's rows after the final norm.
         """
-        chunk, states = read.chunk, self.model.norm(hidden).float()
-        if read.options.pooling is Pooling.LAST:
-            vector = states[0]
+        chunk, pooling = read.chunk, read.options.pooling
+        if pooling is Pooling.LAST:
+            return states[0]
+        if pooling is Pooling.CLS:
+            vector = states[0] if not chunk.start else self.hidden_sums.pop(chunk.slot)
         else:
             vector = states.sum(dim=0)
             if chunk.slot in self.hidden_sums:
-                vector += self.hidden_sums.pop(chunk.slot)
-            if not chunk.last:
-                self.hidden_sums[chunk.slot] = vector
-                return None
-            vector = vector / (chunk.start + len(chunk.tokens))
-        return F.normalize(vector, dim=0) if read.options.normalize else vector
+                vector = vector + self.hidden_sums.pop(chunk.slot)
+        if not chunk.last:
+            self.hidden_sums[chunk.slot] = vector.clone()  # `states` is a view of a whole step's states
+            return None
+        return vector if pooling is Pooling.CLS else vector / (chunk.start + len(chunk.tokens))

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import msgspec
 
+from mizzen.common.model_task import Task
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.loading.validate import check_model, resolve_precision
 from mizzen.inspection.code_check import can_check_code, check_code
@@ -66,7 +67,9 @@ class Inspection(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         served: whether the engine serves the model.
         reason: reason why the engine does not serve the model, and a remedy; empty if it does.
         text_only: whether only the text part of the model is served.
-        generates: whether the model generates text; otherwise it only computes embeddings.
+        generates: whether the model generates text.
+        task: what the model computes, a value of `mizzen.common.model_task.Task`.
+        labels: names of a classifier's labels, by index.
         features: differences from a Llama.
         parameters: number of parameters that are loaded; 0 if it is unknown.
         active_parameters: number of parameters that one token uses, the whole embedding and output head
@@ -94,6 +97,8 @@ class Inspection(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     reason: str = ""
     text_only: bool = False
     generates: bool = True
+    task: str = str(Task.GENERATE)
+    labels: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     parameters: int = 0
     active_parameters: int = 0
@@ -182,6 +187,8 @@ def inspect_model(
         served=True,
         text_only=config.text_tensors is not None,
         generates=config.generates,
+        task=str(config.task),
+        labels=config.labels,
         features=list_features(config) if config.implementation == "native" else (),
         parameters=parameters,
         active_parameters=count_active(config, parameters),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from mizzen.common.model_task import Task
 from mizzen.inspection.gpus import GIB, MIB
 from mizzen.inspection.inspect_model import AttentionLayers, Inspection
 from mizzen.inspection.memory import MemoryFit, format_count, format_gib
@@ -35,7 +36,7 @@ def _lines(result: Inspection) -> Iterator[str]:
     yield f"{result.model}: served {IMPLEMENTATIONS[result.implementation]}{part}"
     family = f" ({result.family})" if result.family else ""
     yield from _row("architecture", ", ".join(result.architectures) + family)
-    yield from _row("task", "text generation" if result.generates else "embeddings")
+    yield from _row("task", _describe_task(result))
     yield from _row("features", "; ".join(result.features))
     if result.implementation == "transformers":
         yield from _row("note", ESTIMATED if result.estimated else CHECKED)
@@ -55,6 +56,15 @@ def _lines(result: Inspection) -> Iterator[str]:
     if result.memory_fits:
         yield ""
         yield from _fit_table(result)
+
+
+def _describe_task(result: Inspection) -> str:
+    if result.task == Task.CLASSIFY:
+        count = len(result.labels)
+        return (
+            f"classification with {count} labels" if count > 1 else "classification or reranking, one label"
+        )
+    return "text generation" if result.task == Task.GENERATE else "embeddings"
 
 
 def _weight_rows(result: Inspection) -> Iterator[str]:

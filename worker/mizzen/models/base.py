@@ -24,6 +24,7 @@ from mizzen.layers.rope import RotaryEmbedding
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.config import ModelConfig
 from mizzen.models.decoder_layer import make_layer
+from mizzen.models.pooling.output import PooledOutput
 
 if TYPE_CHECKING:
     from mizzen.kernels.nvrtc import KernelSpec
@@ -54,6 +55,7 @@ class DecoderModel:
             if config.tie_embeddings
             else Head(build, names.head, config.vocab_size, hidden)
         )
+        self.pooled = PooledOutput(build.device, len(config.labels), hidden)
         angle_dtype = torch.float32 if build.fused else build.dtype
         self.rotaries = [
             RotaryEmbedding(rope, config.head_dim, angle_dtype, build.device) for rope in config.ropes
@@ -69,6 +71,7 @@ class DecoderModel:
             yield from layer.targets()
         yield from self.norm.targets()
         yield from self.head.targets()
+        yield from self.pooled.targets()
 
     def finish(self) -> None:
         """Prepare the loaded weights for the kernels; must be called once, before the first step."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from mizzen.common.model_task import ScoreActivation, Task
 from mizzen.models.block import Activation, BlockConfig
 from mizzen.models.encoders.description import EncoderConfig
 from mizzen.models.experts_config import ExpertsConfig
@@ -86,13 +87,25 @@ class ModelConfig:
     multi-token prediction."""
     replicates_attention: bool = False
     """Whether every rank holds all heads, instead of a shard."""
-    generates: bool = True
-    """Whether the model can generate text. It is False for checkpoints without an output head, which only
-    compute embeddings; the model of such a checkpoint is built with a tied head."""
     encoder: EncoderConfig | None = None
     """Structure of an encoder, whose prompts are computed whole and without KV; None for a decoder."""
+    task: Task = Task.GENERATE
+    """Task of the model. Checkpoints without an output head only embed or classify; the model of such a
+    checkpoint is built with a tied head."""
+    labels: tuple[str, ...] = ()
+    """Names of a classifier's labels, by index; empty for other tasks."""
+    score_activation: ScoreActivation = ScoreActivation.NONE
+    """Default activation of a classifier's logits."""
+    pooling: str = ""
+    """Pooling of the model if its files name none, a value of `mizzen.core.request.Pooling`; empty for
+    the last token."""
     text_tensors: TextTensors | None = None
     """Tensors of the text part, if the checkpoint also holds other parts, such as a tower for images."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model can generate text."""
+        return self.task is Task.GENERATE
 
     @property
     def rope(self) -> RopeConfig:

@@ -36,6 +36,35 @@ from mizzen.models.hf_fields import Fields
 
 ConfigReader = Callable[[Fields], ModelConfig]
 
+CAUSAL = "ForCausalLM"
+CLASSIFIERS: Mapping[str, str] = {
+    name + CAUSAL: name + "ForSequenceClassification"
+    for name in (
+        "Exaone4",
+        "Gemma2",
+        "Glm",
+        "Glm4",
+        "GptOss",
+        "HunYuanDenseV1",
+        "Llama",
+        "Ministral3",
+        "Mistral",
+        "Mixtral",
+        "Nemotron",
+        "Olmo2",
+        "Olmo3",
+        "Phi3",
+        "Qwen2",
+        "Qwen2Moe",
+        "Qwen3",
+        "Qwen3Moe",
+        "SeedOss",
+        "SmolLM3",
+        "Starcoder2",
+    )
+} | {gemma.GEMMA3: "Gemma3TextForSequenceClassification"}
+"""Architectures with a classification head, by that of the language model; Transformers has no others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -56,7 +85,12 @@ class Family:
     @property
     def headless_readers(self) -> Mapping[str, ConfigReader]:
         """Config reader by name of the architecture, for checkpoints without output head."""
-        return {name.replace("ForCausalLM", "Model"): read for name, read in self.readers.items()}
+        return {name.replace(CAUSAL, "Model"): read for name, read in self.readers.items()}
+
+    @property
+    def classifier_readers(self) -> Mapping[str, ConfigReader]:
+        """Config reader by name of the architecture, for checkpoints with a classification head."""
+        return {CLASSIFIERS[name]: read for name, read in self.readers.items() if name in CLASSIFIERS}
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -142,7 +176,13 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def find_family(architecture: str) -> Family | None:
-    """Return the family of an architecture, which may lack the output head or be one for images."""
+    """Return the family of an architecture, which may have another head or none, or be one for images."""
     return next(
-        (f for f in FAMILIES if architecture in {*f.readers, *f.headless_readers, *f.text_parts}), None
+        (
+            family
+            for family in FAMILIES
+            if architecture
+            in {*family.readers, *family.headless_readers, *family.classifier_readers, *family.text_parts}
+        ),
+        None,
     )

@@ -6,12 +6,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from mizzen.common.model_task import Task
 from mizzen.layers.quantized.shard_check import check_merged_layers
 from mizzen.models.config import ModelConfig, read_token_ids
 from mizzen.models.encoders.families import ENCODER_FAMILIES, EncoderReader
 from mizzen.models.hf_fields import ConfigError, Fields
 from mizzen.models.model_families import FAMILIES, ConfigReader
 from mizzen.models.parameters import count_parameters
+from mizzen.models.pooling.labels import read_labels, read_score_activation
 from mizzen.models.quantization import check_blocks
 from mizzen.models.text_part import TEXT_PARTS, read_text_part
 from mizzen.models.transformers_backend.generic_config import GENERATING, read_generic_config
@@ -32,9 +34,12 @@ ENCODER_READERS: dict[str, EncoderReader] = {
     name: family.reader for family in ENCODER_FAMILIES for name in family.architectures
 }
 """Config reader by name of the architecture, for encoders."""
+CLASSIFIER_READERS: dict[str, ConfigReader] = {
+    name: reader for family in FAMILIES for name, reader in family.classifier_readers.items()
+}
+"""Config reader by name of the architecture, for models with a classification head."""
 
-
-SUPPORTED = tuple(sorted({*READERS, *HEADLESS_READERS, *TEXT_PARTS, *ENCODER_READERS}))
+SUPPORTED = tuple(sorted({*READERS, *HEADLESS_READERS, *CLASSIFIER_READERS, *TEXT_PARTS, *ENCODER_READERS}))
 """Names of all architectures that are served, at least with their text part."""
 
 
@@ -153,8 +158,26 @@ def _read_native(fields: Fields, name: str) -> ModelConfig | None:
     if name in READERS:
         return READERS[name](fields)
     if name in HEADLESS_READERS:
-        return replace(HEADLESS_READERS[name](fields), tie_embeddings=True, generates=False)
+        return replace(HEADLESS_READERS[name](fields), tie_embeddings=True, task=Task.EMBED)
+    if name in CLASSIFIER_READERS:
+        return read_classifier(fields, CLASSIFIER_READERS[name])
     return read_text_part(fields, name) if name in TEXT_PARTS else None
+
+
+def read_classifier(fields: Fields, reader: ConfigReader) -> ModelConfig:
+    """Read the configuration of a model with a classification head; `reader` reads that of its decoder.
+
+    Raises:
+        ConfigError: see `read_model`.
+    """
+    labels = read_labels(fields)
+    return replace(
+        reader(fields),
+        tie_embeddings=True,
+        task=Task.CLASSIFY,
+        labels=labels,
+        score_activation=read_score_activation(fields, len(labels)),
+    )
 
 
 def read_end_tokens(folder: Path, config: ModelConfig) -> tuple[int, ...]:

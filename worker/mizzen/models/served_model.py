@@ -13,6 +13,7 @@ import torch
 from mizzen.attention.base import StepAttention
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.config import ModelConfig
+from mizzen.models.pooling.output import PooledOutput
 from mizzen.parallel.collectives import Collectives
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class ServedModel(Protocol):
     """Token embedding; its `weight` has the dtype and the device of the model."""
     ignored: Sequence[re.Pattern[str]]
     """Patterns of the names of checkpoint tensors that the model does not need."""
+    pooled: PooledOutput
+    """Layers that follow the pooled hidden state: a classification head, or those of an embedding model."""
     norm: Any
     """Function that normalises the result of `hidden`."""
 

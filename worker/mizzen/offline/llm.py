@@ -13,21 +13,21 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mizzen.common.model_task import ScoreActivation, Task, apply_activation
 from mizzen.common.packaged_files import find_demo_model
 from mizzen.core.request import Pooling
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
-from mizzen.gateway.text.pooling import model_pooling
 from mizzen.gateway.text.template import ChatTemplate
-from mizzen.gateway.text.tokenizer import Tokenizer, read_files
+from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.offline.batch import Batch, BatchEntry
 from mizzen.offline.completion import Completion, build_completion
 from mizzen.offline.devices import gpu_bytes, has_gpu, start_ranks
 from mizzen.offline.keywords import suggest_keywords
 from mizzen.offline.requests import Prompts, RequestBuilder
 from mizzen.progress import ProgressBar
-from mizzen.wire.server.request_validation import EMBEDS_ONLY
+from mizzen.wire.server.request_validation import GENERATES_NOT, NO_LABELS
 
 PREFILL_TOKENS = 8192
 """Default of `prefill_chunk_tokens`, except on large GPUs."""
@@ -245,7 +245,7 @@ class LLM:
         if isinstance(prompts, str):
             raise ValueError("prompts must be a list: [prompt] for a single one")
         if not self.engine.info.generates:
-            raise ValueError(EMBEDS_ONLY)
+            raise ValueError(GENERATES_NOT[self.engine.info.task])
         entries = self._requests.build_entries(prompts, params)
         if not entries:
             return []
@@ -256,18 +256,19 @@ class LLM:
         self,
         prompts: Prompts,
         *,
-        pooling: Literal["last", "mean"] | None = None,
+        pooling: Literal["last", "mean", "cls"] | None = None,
         normalize: bool = True,
         progress: bool | None = None,
     ) -> NDArray[np.float32]:
-        """Return one embedding for each prompt, float32 [prompts, hidden size].
+        """Return one embedding for each prompt, float32 [prompts, size].
 
         If `prompts` is empty, the shape of the result is [0, 0].
 
         Args:
             prompts: Any number of prompts, as texts or as lists of token ids.
             pooling: "last" for the last token's hidden state (after the final norm), "mean" for the mean over
-                all tokens; None for the model's own pooling (`1_Pooling/config.json`, else "last").
+                all tokens, "cls" for the first token's; None for the model's own pooling
+                (`1_Pooling/config.json`, else "last").
             normalize: Whether to scale vectors to length 1.
             progress: Whether to show a progress bar; by default only if standard error is a terminal.
 
@@ -277,13 +278,51 @@ class LLM:
         """
         if isinstance(prompts, str):
             raise ValueError("prompts must be a list: [prompt] for a single one")
-        kind = model_pooling(read_files(Path(self.options.model))) if pooling is None else pooling
-        if kind is None or kind not in list(Pooling):
+        kind = (self.engine.info.pooling or Pooling.LAST) if pooling is None else pooling
+        if kind not in list(Pooling):
             raise ValueError(f"pooling must be one of {', '.join(Pooling)}, not {kind!r}")
         entries = self._requests.build_embedding_entries(prompts, Pooling(kind), normalize)
         self._run_batch(entries, progress)
         vectors = [entry.vector for entry in entries if entry.vector is not None]
         return np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
+
+    def classify(
+        self,
+        prompts: Prompts,
+        *,
+        activation: Literal["softmax", "sigmoid", "none"] | None = None,
+        progress: bool | None = None,
+    ) -> NDArray[np.float32]:
+        """Return the scores of a classifier's labels for each prompt, float32 [prompts, labels].
+
+        `llm.engine.info.labels` has the names of the labels. A reranker with a classification head has one
+        label.
+
+        Args:
+            prompts: Any number of prompts, as texts or as lists of token ids.
+            activation: Function that maps logits to scores: "softmax", "sigmoid", or "none" for the logits;
+                None for the model's own (`problem_type` in config.json, else "sigmoid" for one label and
+                "softmax" for several).
+            progress: Whether to show a progress bar; by default only if standard error is a terminal.
+
+        Raises:
+            ValueError: a prompt is invalid, the activation is unknown, or the model is no classifier; nothing
+                has run.
+            RuntimeError: a request failed.
+        """
+        if isinstance(prompts, str):
+            raise ValueError("prompts must be a list: [prompt] for a single one")
+        info = self.engine.info
+        if info.task is not Task.CLASSIFY:
+            raise ValueError(NO_LABELS)
+        chosen = info.score_activation if activation is None else activation
+        if chosen not in list(ScoreActivation):
+            raise ValueError(f"activation must be one of {', '.join(ScoreActivation)}, not {chosen!r}")
+        entries = self._requests.build_embedding_entries(prompts, Pooling.LAST, False, classify=True)
+        self._run_batch(entries, progress)
+        vectors = [entry.vector for entry in entries if entry.vector is not None]
+        logits = np.stack(vectors) if vectors else np.empty((0, len(info.labels)), np.float32)
+        return apply_activation(logits, ScoreActivation(chosen))
 
     def chat(
         self,

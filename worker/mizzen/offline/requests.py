@@ -56,16 +56,18 @@ class RequestBuilder:
         return [self._build_entry(i, prompt, params[i]) for i, prompt in enumerate(prompts)]
 
     def build_embedding_entries(
-        self, prompts: Prompts, pooling: Pooling, normalize: bool
+        self, prompts: Prompts, pooling: Pooling, normalize: bool, *, classify: bool = False
     ) -> list[BatchEntry]:
-        """Return an entry for each prompt, for embeddings.
+        """Return an entry for each prompt, for embeddings, or with `classify` for the logits of labels.
 
         Raises:
             ValueError: a prompt is invalid.
         """
         sampling = SamplingParams(temperature=0.0, max_tokens=1)
         return [
-            BatchEntry(self._build_request(self._token_ids(i, prompt), sampling, pooling, normalize), None)
+            BatchEntry(
+                self._build_request(self._token_ids(i, prompt), sampling, pooling, normalize, classify), None
+            )
             for i, prompt in enumerate(prompts)
         ]
 
@@ -100,7 +102,12 @@ class RequestBuilder:
         return ids.astype(np.int32)
 
     def _build_request(
-        self, ids: Int32, params: SamplingParams, pooling: Pooling | None = None, normalize: bool = True
+        self,
+        ids: Int32,
+        params: SamplingParams,
+        pooling: Pooling | None = None,
+        normalize: bool = True,
+        classify: bool = False,
     ) -> Request:
         return Request(
             rid=next(self._rids),
@@ -109,5 +116,6 @@ class RequestBuilder:
             seed=secrets.randbits(63) if params.seed is None else params.seed % 2**64,
             pooling=pooling,
             normalize=normalize,
+            classify=classify,
             arrival=time.monotonic(),
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from mizzen.common.model_task import ScoreActivation, Task
 from mizzen.core.outputs import CacheEvents, GrammarCounts, Load, StepOutput
 from mizzen.core.request import Finished, Request
 
@@ -39,7 +40,27 @@ class EngineInfoProtocol(Protocol):
 
     @property
     def generates(self) -> bool:
-        """Whether the model generates text; some models only compute embeddings."""
+        """Whether the model generates text; some models only compute embeddings or classify."""
+        ...
+
+    @property
+    def task(self) -> Task:
+        """Task of the model."""
+        ...
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of a classifier's labels, by index; empty for other tasks."""
+        ...
+
+    @property
+    def score_activation(self) -> ScoreActivation:
+        """Default activation of a classifier's logits."""
+        ...
+
+    @property
+    def pooling(self) -> str:
+        """Pooling that the model's files name; empty if they name none."""
         ...
 
     @property

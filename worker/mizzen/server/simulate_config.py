@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mizzen.common.model_task import Task
 from mizzen.common.options import option
 from mizzen.server.config import EngineConfig
 
@@ -21,3 +22,10 @@ class SimulateConfig(EngineConfig):
     fail_after_tokens: int = option(0, "Fail a step after this many tokens; 0 disables this", low=0)
     hang_after_tokens: int = option(0, "Hang in a step after this many tokens; 0 disables this", low=0)
     fail_start: str = option("", "Fail the startup with this reason")
+    task: str = option("generate", "Task of the model", choices=tuple(Task))
+    labels: str = option("", "Labels of a classifier, separated by commas")
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The labels of a classifier; empty for other tasks."""
+        return tuple(self.labels.split(",")) if self.labels else ()

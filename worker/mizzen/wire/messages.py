@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from mizzen.common.model_task import Task
 from mizzen.core.sampling_params import PARAMETERS
 
 PROTOCOL = 3
@@ -110,13 +111,15 @@ class Generate(WireMessage, frozen=True):
 
 
 class Embed(WireMessage, frozen=True):
-    """Requests the embedding of a prompt: one vector, pooled from the hidden states after the final norm."""
+    """Requests the embedding of a prompt: one vector, pooled from the hidden states after the final norm, or
+    the logits that a classifier computes from this vector."""
 
     rid: int
     prompt: bytes
     """Token ids of the prompt, int32 [tokens]."""
     pooling: str = "last"
-    """Pooling method: `last` (hidden state of the last token) or `mean` (mean over all tokens)."""
+    """Pooling method: `last` (hidden state of the last token), `mean` (mean over all tokens) or `cls` (hidden
+    state of the first token)."""
     normalize: bool = True
     """Whether the vector is scaled to length 1."""
     salt: bytes = b""
@@ -124,6 +127,9 @@ class Embed(WireMessage, frozen=True):
     queue_seconds: float = 0.0
     traceparent: str = ""
     """As in `Generate`."""
+    classify: bool = False
+    """Whether the vector has the logits of a classifier's labels, to which no activation is applied, instead
+    of the embedding; the model's own pooling is then used, and `normalize` has no effect."""
 
 
 class Abort(WireMessage, frozen=True):
@@ -171,6 +177,26 @@ class Welcome(WireMessage, frozen=True):
     """Whether the engine accepts `Generate`; a model without a language-model head accepts only `Embed`."""
     quantization: str = ""
     """Description of quantized weights, such as "AWQ: 4-bit integers, groups of 128"; empty for others."""
+    task: str = ""
+    """Task of the model, a value of `mizzen.common.model_task.Task`; empty if the engine is of a release that
+    does not send it (see `served_task`)."""
+    labels: tuple[str, ...] = ()
+    """Names of a classifier's labels, by index."""
+    score_activation: str = ""
+    """Default activation of a classifier's logits, a value of `mizzen.common.model_task.ScoreActivation`."""
+    pooling: str = ""
+    """Pooling that the model's files name, a value of `mizzen.core.request.Pooling` or the name of one that
+    is not supported; empty if they name none."""
+
+    @property
+    def served_task(self) -> Task:
+        """Task of the model. An engine that does not send it embeds if it does not generate.
+
+        A task that this release does not know counts as `EMBED`.
+        """
+        if self.task in list(Task):
+            return Task(self.task)
+        return Task.GENERATE if self.generates else Task.EMBED
 
 
 class File(WireMessage, frozen=True):
@@ -239,7 +265,7 @@ class Embedding(WireMessage, frozen=True):
 
     rid: int
     vector: bytes
-    """The embedding, float32 [hidden size]."""
+    """The embedding, float32 [size], or the logits of the labels, float32 [labels]."""
     prompt_tokens: int
     cached_tokens: int
 

@@ -136,3 +136,43 @@ async def test_logprobs_can_name_tokens_by_id(client: Any) -> None:
     )
     choice = answer.choices[0]
     assert choice.logprobs.tokens == [f"token_id:{token}" for token in choice.model_extra["token_ids"]]
+
+
+async def test_prompt_logprobs_from_scores_only_the_suffix(post: Any, tokenizer: Tokenizer) -> None:
+    prompt = tokenizer.encode(PROMPT) * 10
+    options = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+    _, whole = await post("/v1/completions", **options)
+    status, suffix = await post("/v1/completions", **options, prompt_logprobs_from=20)
+    assert status == 200, suffix
+    expected, scored = whole["choices"][0]["logprobs"], suffix["choices"][0]["logprobs"]
+    assert scored["tokens"] == expected["tokens"]
+    assert scored["text_offset"] == expected["text_offset"]
+    assert scored["token_logprobs"][:20] == scored["top_logprobs"][:20] == [None] * 20
+    assert scored["token_logprobs"][20:] == pytest.approx(expected["token_logprobs"][20:], abs=2e-2)
+    assert suffix["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
+    status, error = await post("/v1/completions", **options, prompt_logprobs_from=len(prompt) + 1)
+    assert (status, error["error"]["param"]) == (400, "prompt_logprobs_from")
+
+
+async def test_continuations_of_a_harness_compute_their_prefix_once(post: Any, tokenizer: Tokenizer) -> None:
+    """lm-evaluation-harness sends the prompts of a question's answers as one batch of token ids."""
+    question = (tokenizer.encode(PROMPT) * 50)[:190]
+    answers = [
+        tokenizer.encode(text, add_special_tokens=False) for text in (" a mast", " two", " sails", " x")
+    ]
+    prompts = [question + answer for answer in answers]
+    options = {"echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0, "seed": 1234}
+    alone = [await post("/v1/completions", prompt=[prompt], **options) for prompt in prompts]
+    status, batch = await post("/v1/completions", prompt=prompts, **options)
+    assert status == 200, batch
+    for (_, single), choice in zip(alone, batch["choices"], strict=True):
+        expected = single["choices"][0]["logprobs"]
+        assert choice["logprobs"]["tokens"] == expected["tokens"]
+        assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(
+            expected["token_logprobs"][1:], abs=2e-2
+        )
+    computed = [
+        usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+        for usage in (*(single["usage"] for _, single in alone), batch["usage"])
+    ]
+    assert 3 * computed[-1] <= sum(computed[:-1])

@@ -70,9 +70,9 @@ class KvManager:
 
         The last known token is always computed, because the next token is sampled from its logits.
         """
-        if sequence.full_prefill or not self._keeps_kv:
+        if not self._keeps_kv:
             return 0
-        return (len(sequence.tokens) - 1) // self.page_size
+        return min(len(sequence.tokens) - 1, sequence.matchable_tokens) // self.page_size
 
     def match(self, sequence: SequenceState) -> RadixNode:
         """Find the longest cached prefix of a waiting request; lock and return its last node."""

@@ -6,7 +6,7 @@ Runners call it like `StepExecutor`; a step has no decodes, and each of its chun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,11 @@ from mizzen.core.request import Int32, Int64, Pooling
 from mizzen.core.step_plan import SlotOptions, StepPlan
 from mizzen.engine.execution.prefill_graphs import PrefillGraphs
 from mizzen.engine.execution.step import StepResult
-from mizzen.engine.sampling.side_outputs import DeviceSideOutputs
+from mizzen.engine.sampling.side_outputs import DeviceSideOutputs, PooledVectors
 from mizzen.engine.uploader import Uploader
 from mizzen.models.encoders.description import EncoderConfig
 from mizzen.models.encoders.model import EncoderModel
+from mizzen.models.pooling.output import DenseLayer
 
 
 class EncoderExecutor:
@@ -31,14 +32,16 @@ class EncoderExecutor:
     Operations are enqueued without waiting for the device; the runner waits for the results.
     """
 
-    def __init__(self, model: EncoderModel, upload: Uploader) -> None:
+    def __init__(self, model: EncoderModel, upload: Uploader, dense: Sequence[DenseLayer] = ()) -> None:
+        """Create the executor of a model, with the Dense modules that follow the pooling."""
         self.model = model
+        self.dense = dense
         self.upload = upload
         self.options_by_slot: dict[int, SlotOptions] = {}
         self.prefill_graphs: PrefillGraphs | None = None
 
     def __call__(self, plan: StepPlan) -> StepResult:
-        """Enqueue the step of a plan, and return its embeddings; its tokens are zeros, to be discarded."""
+        """Enqueue the step of a plan, and return its embeddings; it samples no tokens."""
         for start in plan.starts:
             if start.options is not None:
                 self.options_by_slot[start.slot] = start.options
@@ -50,7 +53,10 @@ class EncoderExecutor:
         slots = tuple(chunk.slot for chunk in plan.prefill)
         options = [self.options_by_slot[slot] for slot in slots]
         vectors = pool_prompts(hidden, lengths, options, self.upload)
-        return StepResult(tokens, DeviceSideOutputs(vector_slots=slots, vectors=vectors))
+        for layer in self.dense:
+            vectors = layer(vectors)
+        vectors = normalize_vectors(vectors, options, self.upload)
+        return StepResult(tokens, DeviceSideOutputs(vectors=(PooledVectors(slots, vectors),)))
 
     def forward(self, tokens: Int32, lengths: Int64) -> torch.Tensor:
         """Run the model over whole prompts.
@@ -93,12 +99,12 @@ def prompt_positions(encoder: EncoderConfig, tokens: Int32, lengths: Int64) -> I
 def pool_prompts(
     hidden: torch.Tensor, lengths: Int64, options: list[SlotOptions], upload: Uploader
 ) -> torch.Tensor:
-    """Return the embedding of each prompt, float32 [prompts, hidden size].
+    """Return the pooled hidden state of each prompt, float32 [prompts, hidden size].
 
     Args:
         hidden: Hidden states of all prompts, one after the other, [tokens, hidden size].
         lengths: Number of tokens of each prompt, int64 [prompts].
-        options: Pooling and normalisation of each prompt.
+        options: Pooling of each prompt.
         upload: Copies arrays to the device.
     """
     ends = np.cumsum(lengths)
@@ -108,6 +114,11 @@ def pool_prompts(
     if mean.any():
         means = torch.segment_reduce(hidden.float(), "mean", lengths=upload(lengths), axis=0)
         vectors = torch.where(upload(mean)[:, None], means, vectors)
+    return vectors
+
+
+def normalize_vectors(vectors: torch.Tensor, options: list[SlotOptions], upload: Uploader) -> torch.Tensor:
+    """Return vectors, float32 [prompts, size], after scaling to length 1 where `options` say so."""
     normalised = np.array([option.normalize for option in options])
     if not normalised.any():
         return vectors

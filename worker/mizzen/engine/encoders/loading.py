@@ -26,6 +26,8 @@ from mizzen.engine.uploader import Uploader
 from mizzen.layers.context import BuildContext
 from mizzen.models.config import ModelConfig
 from mizzen.models.encoders.model import EncoderModel
+from mizzen.models.pooling.modules import read_modules
+from mizzen.models.pooling.output import load_dense_layers
 from mizzen.weights.load import ProgressCallback, fill_dummy, load_checkpoint
 
 DUMMY_SEED = 0
@@ -67,7 +69,7 @@ def encoder_scheduling(
 ) -> SchedulerConfig:
     """Return the configuration of the scheduler: whole prompts, batched up to `prefill_chunk_tokens`.
 
-    The scheduler counts a token that is sampled, and discarded, after each prompt.
+    The scheduler leaves room for a token after each prompt.
     """
     longest = options.context_length or config.context_length
     return SchedulerConfig(
@@ -114,8 +116,15 @@ def check_step_memory(
 def make_encoder_runner(
     options: EngineOptions, model: EncoderModel, device: torch.device, delay: StepDelay | None
 ) -> CpuRunner | CudaRunner:
-    """Create the runner of an encoder."""
-    step = EncoderExecutor(model, Uploader(device))
+    """Create the runner of an encoder, and load its Dense modules.
+
+    Raises:
+        ConfigError: A module of sentence-transformers is not supported.
+        WeightsError: The weights of a Dense module cannot be loaded.
+    """
+    modules = read_modules(Path(options.model)).dense
+    dense = load_dense_layers(modules, model.config.hidden_size, device)
+    step = EncoderExecutor(model, Uploader(device), dense)
     if device.type == "cpu":
         return CpuRunner(step, threads=options.threads or cpu_count(), delay=delay)
     torch.cuda.synchronize(device)  # steps do not use the stream in which the weights were written
@@ -140,7 +149,7 @@ def warm_up_encoder(runner: Runner) -> None:
                 decode_version=step,
                 pages=PageWrites(),
                 starts=(start,),
-                prefill=(PrefillChunk(slot=0, start=0, tokens=prompt, last=True),),
+                prefill=(PrefillChunk(slot=0, start=0, tokens=prompt, last=True, pools=True),),
             )
         )
         runner.collect()

@@ -48,15 +48,15 @@ class BatchLayout:
             )
         sizes = [len(chunk.tokens) for chunk in plan.prefill]
         ends = len(decode) + np.cumsum(sizes)
-        last = [i for i, chunk in enumerate(plan.prefill) if chunk.last]
-        final = [plan.prefill[i] for i in last]
+        sampled = [i for i, chunk in enumerate(plan.prefill) if chunk.samples]
+        final = [plan.prefill[i] for i in sampled]
         final_slots = np.array([chunk.slot for chunk in final], np.int64)
         final_positions = np.array([chunk.start + len(chunk.tokens) for chunk in final], np.int64)
         return cls(
             slots=np.concatenate([decode, np.repeat([chunk.slot for chunk in plan.prefill], sizes)]),
             positions=np.concatenate([lengths, *(chunk_positions(chunk) for chunk in plan.prefill)]),
             chunk_tokens=np.concatenate([chunk.tokens for chunk in plan.prefill]).astype(np.int64),
-            sample_rows=np.concatenate([np.arange(len(decode)), ends[last] - 1]),
+            sample_rows=np.concatenate([np.arange(len(decode)), ends[sampled] - 1]),
             sample_slots=np.concatenate([decode, final_slots]),
             sample_positions=np.concatenate([lengths + 1, final_positions]),
         )

@@ -37,7 +37,7 @@ from mizzen.attention.mixed_batches import (
     MixedPlanners,
     choose_planners,
 )
-from mizzen.core.request import Int32
+from mizzen.core.request import Int32, Int64
 from mizzen.core.step_plan import StepPlan
 from mizzen.engine.execution.forward_batch import BatchLayout
 from mizzen.engine.execution.graph_capture import capture_graph
@@ -175,7 +175,8 @@ class PrefillGraphs:
     """Captured graphs of forward passes, by number of tokens; used from one thread and in one stream.
 
     A graph ends with the logits of the sampled rows, in a buffer that the next replay overwrites. Sampling is
-    not part of the graph.
+    not part of the graph. The graphs of a model that does not generate end with the hidden states of the rows
+    to pool, so that they compute no logits.
     """
 
     def __init__(
@@ -219,9 +220,15 @@ class PrefillGraphs:
         largest = PackedLayout(sizes[-1], min(sizes[-1], rows)).size
         pinned = torch.zeros((BUFFERS, largest), dtype=torch.int32).pin_memory()
         self.pinned_buffers: Iterator[torch.Tensor] = cycle(pinned.unbind())
-        self.logits = state.ranks.allocate_logits_buffer(
-            min(sizes[-1], rows), model.config.vocab_size, model.embedding.weight.dtype, self.device
+        count, dtype = min(sizes[-1], rows), model.embedding.weight.dtype
+        self.pools = not model.config.generates
+        """Whether the graphs end with hidden states."""
+        self.outputs = (
+            torch.empty((count, model.config.hidden_size), dtype=dtype, device=self.device)
+            if self.pools
+            else state.ranks.allocate_logits_buffer(count, model.config.vocab_size, dtype, self.device)
         )
+        """Results of a replay: logits [sequences, vocab] or hidden states [sequences, hidden]."""
         self.graphs: dict[int, PrefillGraph] = {}
         """Graphs of steps with any chunks, by number of tokens."""
         self.split_graphs: dict[int, PrefillGraph] = {}
@@ -233,7 +240,7 @@ class PrefillGraphs:
         return len(self.sizes) + len(self.split_sizes.sizes)
 
     def enqueue_forward(self, packed: PackedLayout, inbox: torch.Tensor, planner: MixedPlanner) -> None:
-        """Enqueue one forward pass over the batch in `inbox` (int32 [packed.size]); it writes `logits`."""
+        """Enqueue one forward pass over the batch in `inbox` (int32 [packed.size]); it writes `outputs`."""
         from mizzen.kernels.decode_inputs import gather_inputs
 
         state = self.state
@@ -258,7 +265,10 @@ class PrefillGraphs:
         )
         attend = StepAttention(self.kv, batch.slot_mapping, 0, None, attention_plan)
         hidden = self.model.hidden(tokens, batch.positions, attend, rows.long())
-        self.model.logits(hidden, self.logits[: packed.sequences])
+        if self.pools:
+            self.outputs[: packed.sequences].copy_(hidden)
+        else:
+            self.model.logits(hidden, self.outputs[: packed.sequences])
 
     def capture(
         self,
@@ -309,25 +319,40 @@ class PrefillGraphs:
         lengths[:] = 1
         return numbers
 
-    def can_run(self, plan: StepPlan, layout: BatchLayout) -> bool:
-        """Return whether a plan has prefill and its tokens and samples fit the largest graph."""
-        count = len(layout.slots)
-        return (
-            bool(plan.prefill) and count <= self.sizes[-1] and len(layout.sample_slots) <= self.max_sequences
-        )
+    def can_run(self, plan: StepPlan, layout: BatchLayout, pooled_rows: int = 0) -> bool:
+        """Return whether a plan has prefill, and its tokens and rows fit the largest graph.
 
-    def __call__(self, plan: StepPlan, layout: BatchLayout) -> torch.Tensor:
+        Args:
+            plan: The plan.
+            layout: Layout of its batch.
+            pooled_rows: Number of rows whose hidden states are needed. Graphs that end with logits run only
+                plans without, and other graphs only plans that sample no token.
+        """
+        samples, other_rows = len(layout.sample_slots), pooled_rows
+        if self.pools:
+            samples, other_rows = other_rows, samples
+        fits = len(layout.slots) <= self.sizes[-1] and samples <= self.max_sequences
+        return bool(plan.prefill) and fits and not other_rows
+
+    def __call__(self, plan: StepPlan, layout: BatchLayout, pooled_rows: Int64 | None = None) -> torch.Tensor:
         """Replay the forward pass of a plan; its page writes and starts must already have been applied.
 
+        Args:
+            plan: A plan for which `can_run` returned True.
+            layout: Layout of its batch.
+            pooled_rows: Indices of the rows whose hidden states are needed, int64 [rows]; None for none.
+
         Returns:
-            Logits [samples, vocab], valid until the next replay in stream order.
+            Logits [samples, vocab] or hidden states [rows, hidden], valid until the next replay in stream
+            order.
         """
+        rows = pooled_rows if self.pools else layout.sample_rows
         captured = self.select_graph(plan, len(layout.slots))
         buffer = next(self.pinned_buffers)[: captured.layout.size]
-        self.pack_batch(captured.layout, buffer.numpy(), plan, layout)
+        self.pack_batch(captured.layout, buffer.numpy(), plan, layout, rows)
         captured.inbox.copy_(buffer, non_blocking=True)
         captured.graph.replay()
-        return self.logits[: len(layout.sample_slots)]
+        return self.outputs[: 0 if rows is None else len(rows)]
 
     def select_graph(self, plan: StepPlan, tokens: int) -> PrefillGraph:
         """Return the fastest captured graph for a plan with this number of tokens."""
@@ -335,8 +360,18 @@ class PrefillGraphs:
             return self.split_graphs[size]
         return self.graphs[select_size(self.sizes, tokens)]
 
-    def pack_batch(self, packed: PackedLayout, numbers: Int32, plan: StepPlan, layout: BatchLayout) -> None:
-        """Write the batch of a plan, and its padding, into the packed buffer `numbers`."""
+    def pack_batch(
+        self,
+        packed: PackedLayout,
+        numbers: Int32,
+        plan: StepPlan,
+        layout: BatchLayout,
+        output_rows: Int64 | None,
+    ) -> None:
+        """Write the batch of a plan, and its padding, into the packed buffer `numbers`.
+
+        `output_rows` has the indices of the rows whose results are needed, int64 [rows]; None for none.
+        """
         host_tokens, slots, positions, starts, sequence_slots, lengths, rows = np.split(
             numbers, np.cumsum(packed.section_sizes)[:-1]
         )
@@ -354,7 +389,6 @@ class PrefillGraphs:
         sequence_slots[decodes:sequences] = [chunk.slot for chunk in chunks]
         lengths[:decodes], lengths[sequences:] = layout.positions[:decodes] + 1, 1
         lengths[decodes:sequences] = [chunk.start + len(chunk.tokens) for chunk in chunks]
-        samples = layout.sample_rows
         rows[:] = 0
-        if samples is not None:
-            rows[: len(samples)] = samples
+        if output_rows is not None:
+            rows[: len(output_rows)] = output_rows

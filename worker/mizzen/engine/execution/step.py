@@ -72,7 +72,7 @@ class StepExecutor:
         self.upload = upload
         self.prompt_outputs = PromptOutputs(model, upload)
         self.prefill_graphs: PrefillGraphs | None = None
-        """Graphs that replace `run_eager` for plans that fit, unless a chunk has prompt outputs."""
+        """Graphs that replace the eager forward pass of plans that fit."""
 
     def __call__(self, plan: StepPlan) -> StepResult:
         """Enqueue the step of a plan: update the slot state, run the model, sample."""
@@ -85,11 +85,7 @@ class StepExecutor:
         samples = len(layout.sample_slots)
         if not len(layout.slots):
             return StepResult(state.last_tokens[:0])
-        reads = self.prompt_outputs.chunks_to_read(plan)
-        if self.prefill_graphs is not None and not reads and self.prefill_graphs.can_run(plan, layout):
-            logits, side_outputs = self.prefill_graphs(plan, layout), None
-        else:
-            logits, side_outputs = self.run_eager(plan, layout, reads)
+        logits, side_outputs = self.run_model(plan, layout)
         state.lengths[plan.decode] += 1
         for chunk in plan.prefill:
             state.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
@@ -103,8 +99,27 @@ class StepExecutor:
             side_outputs = (side_outputs or DeviceSideOutputs()).with_logprobs(sampled.logprobs)
         return StepResult(sampled.tokens, side_outputs)
 
+    def run_model(self, plan: StepPlan, layout: BatchLayout) -> tuple[torch.Tensor, DeviceSideOutputs | None]:
+        """Run the model over the batch of a plan, as the replay of a graph if possible.
+
+        Returns:
+            Logits [samples, vocab], and the prompt outputs (None if no chunk has any).
+        """
+        graphs, reads = self.prefill_graphs, self.prompt_outputs.chunks_to_read(plan)
+        read_rows = self.prompt_outputs.batch_rows(plan, reads) if reads else None
+        if graphs is None or not graphs.can_run(plan, layout, 0 if read_rows is None else len(read_rows)):
+            return self.run_eager(plan, layout, reads, read_rows)
+        outputs = graphs(plan, layout, read_rows)
+        if not graphs.pools:
+            return outputs, None
+        return outputs[:0], self.prompt_outputs(reads, outputs) if reads else None
+
     def run_eager(
-        self, plan: StepPlan, layout: BatchLayout, reads: list[PromptOutputRows]
+        self,
+        plan: StepPlan,
+        layout: BatchLayout,
+        reads: list[PromptOutputRows],
+        read_rows: Int64 | None = None,
     ) -> tuple[torch.Tensor, DeviceSideOutputs | None]:
         """Run the model without a graph.
 
@@ -112,12 +127,12 @@ class StepExecutor:
             plan: The plan.
             layout: Layout of the plan's batch.
             reads: Rows that prompt outputs need.
+            read_rows: Indices of these rows in the batch, int64 [rows]; None if `reads` is empty.
 
         Returns:
             Logits [samples, vocab], and the prompt outputs (None if `reads` is empty).
         """
         samples = len(layout.sample_slots)
-        read_rows = self.prompt_outputs.batch_rows(plan, reads) if reads else None
         hidden = self.forward(plan, layout, self.hidden_rows(layout, read_rows))
         side_outputs = self.prompt_outputs(reads, hidden[samples:]) if reads else None
         if not samples:
@@ -132,7 +147,7 @@ class StepExecutor:
         masks = self.state.logits_params.masks
         if masks is None or not masks.active:
             return
-        final = [chunk.slot for chunk in plan.prefill if chunk.last]
+        final = [chunk.slot for chunk in plan.prefill if chunk.samples]
         slots = plan.decode.astype(np.int64)
         masks.add_launched_step(
             np.concatenate([slots, np.array(final, np.int64)]) if final else slots, tokens

@@ -56,6 +56,7 @@ from mizzen.engine.sampling.logits_params import TokenMasks
 from mizzen.engine.uploader import Uploader
 from mizzen.layers.linear_methods.base import MeasuredWeights
 from mizzen.models.config import ModelConfig
+from mizzen.models.pooling.modules import read_modules
 from mizzen.models.registry import read_config, read_end_tokens
 from mizzen.parallel.collectives import SINGLE_RANK
 from mizzen.parallel.process_group import RankGroup
@@ -228,7 +229,10 @@ def build_model(
         dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
         device=options.device,
         implementation=config.implementation,
-        generates=config.generates,
+        task=config.task,
+        labels=config.labels,
+        score_activation=config.score_activation,
+        pooling=read_modules(Path(options.model)).pooling or config.pooling,
         attention=step.attention.backend_names,
         device_bytes=memory.total,
         free_bytes=memory.free,
@@ -277,7 +281,10 @@ def build_encoder(
         step_bytes=need.step_bytes,
         dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
         device=options.device,
-        generates=False,
+        task=config.task,
+        labels=config.labels,
+        score_activation=config.score_activation,
+        pooling=read_modules(Path(options.model)).pooling or config.pooling,
         device_bytes=memory.total,
         free_bytes=memory.free,
         phases=phases.seconds,

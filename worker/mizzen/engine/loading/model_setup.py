@@ -20,6 +20,7 @@ import torch
 
 from mizzen.attention.base import MixedAttention, PagedKV
 from mizzen.attention.registry import make_attention
+from mizzen.common.model_task import Task
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.step import StepExecutor
 from mizzen.engine.loading.host import device_memory
@@ -45,6 +46,8 @@ from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.base import DecoderModel
 from mizzen.models.config import ModelConfig
 from mizzen.models.hf_fields import ConfigError
+from mizzen.models.pooling.modules import read_modules
+from mizzen.models.pooling.output import load_dense_layers
 from mizzen.models.served_model import ServedModel
 from mizzen.parallel.collectives import SINGLE_RANK
 from mizzen.parallel.process_group import RankGroup
@@ -140,6 +143,9 @@ def make_model(
                 ignored_zeros=[ZEROS] if config.quantization.schemes else [],
             )
         model.finish()
+        if not dummy and config.task is not Task.CLASSIFY:
+            modules = read_modules(Path(options.model)).dense
+            model.pooled.dense = load_dense_layers(modules, config.hidden_size, build.device)
     if config.implementation == "transformers":
         if group is not None:
             group.barrier("loaded")  # the check sums over ranks, and must not wait for their weights

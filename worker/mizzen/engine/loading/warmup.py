@@ -68,8 +68,11 @@ def make_runner(
 
 
 def make_decode_graphs(options: EngineOptions, step: StepExecutor) -> DecodeGraphs | None:
-    """Create the decode graphs, or return None if the options or the attention backend exclude them."""
-    if options.cuda_graph == "off" or not isinstance(step.attention.decode, DevicePlannedDecode):
+    """Create the decode graphs, or return None if the model, options or attention backend exclude them."""
+    never_decodes = not step.model.config.generates
+    if options.cuda_graph == "off" or never_decodes:
+        return None
+    if not isinstance(step.attention.decode, DevicePlannedDecode):
         return None
     sizes = batch_sizes(min(options.cuda_graph_max_batch, options.max_running_requests))
     return DecodeGraphs(step.model, step.attention, step.state, step.upload, sizes)

@@ -80,15 +80,26 @@ class LogprobTensors:
         return results
 
 
+@dataclass(frozen=True, slots=True)
+class PooledVectors:
+    """Embeddings of several slots, or the logits of their labels, as one tensor."""
+
+    slots: tuple[int, ...]
+    values: torch.Tensor
+    """Vectors, float32 [len(slots), size]."""
+
+    def to_slot_vectors(self) -> list[SlotVector]:
+        """Return the vector of each slot; the tensor must be on the host."""
+        vectors = np.ascontiguousarray(self.values.numpy())
+        return [SlotVector(slot, vector) for slot, vector in zip(self.slots, vectors, strict=True)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSideOutputs:
     """Side outputs of a step as tensors, on the device or on the host."""
 
     logprobs: tuple[LogprobTensors, ...] = ()
-    vector_slots: tuple[int, ...] = ()
-    """Slot of each embedding."""
-    vectors: torch.Tensor | None = None
-    """Embeddings, float32 [len(vector_slots), hidden]; None if no slot has one."""
+    vectors: tuple[PooledVectors, ...] = ()
 
     def with_logprobs(self, logprobs: LogprobTensors) -> DeviceSideOutputs:
         """Return these outputs with additional log probabilities."""
@@ -98,18 +109,14 @@ class DeviceSideOutputs:
         """Return these outputs with each tensor replaced by the result of `copy`."""
         return DeviceSideOutputs(
             logprobs=tuple(replace(part, packed=copy(part.packed)) for part in self.logprobs),
-            vector_slots=self.vector_slots,
-            vectors=None if self.vectors is None else copy(self.vectors),
+            vectors=tuple(replace(part, values=copy(part.values)) for part in self.vectors),
         )
 
     def to_side_outputs(self) -> SideOutputs:
         """Convert these outputs for the scheduler; the tensors must be on the host."""
-        vectors = () if self.vectors is None else tuple(np.ascontiguousarray(self.vectors.numpy()))
         return SideOutputs(
             logprobs=tuple(part for tensors in self.logprobs for part in tensors.to_slot_logprobs()),
-            vectors=tuple(
-                SlotVector(slot, vector) for slot, vector in zip(self.vector_slots, vectors, strict=True)
-            ),
+            vectors=tuple(vector for part in self.vectors for vector in part.to_slot_vectors()),
         )
 
 

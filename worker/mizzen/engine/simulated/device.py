@@ -33,6 +33,7 @@ class SimulatedDevice:
         context_length: int,
         script: Script,
         vocab_size: int = 1 << 17,
+        labels: int = 0,
     ) -> None:
         """Allocate the state of a device.
 
@@ -43,8 +44,9 @@ class SimulatedDevice:
             context_length: Maximum number of tokens of a request.
             script: Chooses the sampled tokens.
             vocab_size: Size of the vocabulary; only log probabilities and end bans need it.
+            labels: Number of labels of a classifier; 0 for other models.
         """
-        self._side_outputs = SimulatedSideOutputs(vocab_size)
+        self._side_outputs = SimulatedSideOutputs(vocab_size, labels)
         self._page_size = page_size
         self._script = script
         self._table: Int32 = np.full((slots, -(-context_length // page_size)), -1, np.int32)
@@ -124,7 +126,7 @@ class SimulatedDevice:
                 f"step {plan.step}: a chunk of {len(chunk.tokens)} tokens from position {chunk.start} of "
                 f"slot {slot}, whose length is {length}"
             )
-        return slot, self._read(plan, slot, length), chunk.tokens, chunk.last
+        return slot, self._read(plan, slot, length), chunk.tokens, chunk.samples
 
     def _read(self, plan: StepPlan, slot: int, length: int) -> Int32:
         """Read the tokens at positions 0..length-1 of a slot through the page table, int32 [length]."""

@@ -157,6 +157,7 @@ def make_simulated_runner(
     context_length: int,
     script: Script,
     vocab_size: int = 1 << 17,
+    labels: int = 0,
     duration: StepDuration | None = None,
     delay: Callable[[StepPlan], float] | None = None,
 ) -> SimulatedRunner:
@@ -171,6 +172,7 @@ def make_simulated_runner(
         context_length=context_length,
         script=script,
         vocab_size=vocab_size,
+        labels=labels,
     )
     guard = InflightUseGuard(slots=slots, page_size=page_size, context_length=context_length)
     return SimulatedRunner(device, duration, delay, guard)

@@ -42,14 +42,14 @@ def logprob_entries(
     return np.concatenate([ids, requested], 1).astype(np.int32), values.astype(np.float32)
 
 
-def hidden_states(tokens: Int32, first: int) -> Float32:
-    """Return the hidden states of the tokens from index `first` on, float32 [n, HIDDEN_SIZE]."""
+def hidden_states(tokens: Int32, first: int, size: int = HIDDEN_SIZE) -> Float32:
+    """Return the hidden states of the tokens from index `first` on, float32 [n, size]."""
     digest = zlib.crc32(tokens[:first].tobytes())
     digests = []
     for token in tokens[first:]:
         digest = zlib.crc32(token.tobytes(), digest)
         digests.append(digest)
-    angles = np.array(digests, np.float64)[:, None] * np.arange(1, HIDDEN_SIZE + 1)
+    angles = np.array(digests, np.float64)[:, None] * np.arange(1, size + 1)
     return np.sin(angles).astype(np.float32)
 
 
@@ -58,6 +58,8 @@ class SimulatedSideOutputs:
     """Computes the side outputs of a simulated device; holds the options and pooling state of its slots."""
 
     vocab_size: int
+    labels: int = 0
+    """Number of labels of a simulated classifier."""
     options_by_slot: dict[int, tuple[SamplingParams, SlotOptions]] = field(default_factory=dict)
     hidden_sums: dict[int, Float32] = field(default_factory=dict)
 
@@ -100,8 +102,8 @@ class SimulatedSideOutputs:
         options = self.options_by_slot[chunk.slot][1]
         if options.prompt_logprobs is None:
             return None
-        start = chunk.start + 1
-        tokens = options.tokens[start : min(start + len(chunk.tokens), options.prompt_tokens)]
+        start = max(chunk.start + 1, options.prompt_logprobs_from)
+        tokens = options.tokens[start : min(chunk.start + 1 + len(chunk.tokens), options.prompt_tokens)]
         if not len(tokens):
             return None
         return SlotLogprobs(
@@ -109,15 +111,18 @@ class SimulatedSideOutputs:
         )
 
     def pool_hidden(self, chunk: PrefillChunk, tokens: Int32) -> SlotVector | None:
-        """Return the embedding of a prompt, or None if its last chunk is still to come.
+        """Return the embedding or the logits of a prompt, or None if its last chunk is still to come.
 
         `tokens` are all tokens of the slot up to the end of the chunk, int32 [n].
         """
         slot, options = chunk.slot, self.options_by_slot[chunk.slot][1]
-        if options.pooling is None or (options.pooling is Pooling.LAST and not chunk.last):
+        if options.pooling is None or (options.pooling is not Pooling.MEAN and not chunk.last):
             return None
-        if options.pooling is Pooling.LAST:
-            vector = hidden_states(tokens, len(tokens) - 1)[0]
+        if options.classify:
+            return SlotVector(slot, hidden_states(tokens, len(tokens) - 1, self.labels)[0])
+        if options.pooling is not Pooling.MEAN:
+            position = len(tokens) - 1 if options.pooling is Pooling.LAST else 0
+            vector = hidden_states(tokens, position)[0]
         else:
             vector = self.hidden_sums.pop(slot, np.zeros(HIDDEN_SIZE, np.float32))
             vector = vector + hidden_states(tokens, chunk.start).sum(axis=0)

@@ -138,6 +138,8 @@ class RequestParser:
                 "logprobs must be a number here; only chat takes booleans", "logprobs", "invalid_type"
             )
         logprobs = None if request.logprobs is False else request.logprobs
+        if request.prompt_logprobs_from is not None and (logprobs is None or not request.echo):
+            raise invalid("prompt_logprobs_from needs echo and logprobs", "prompt_logprobs_from")
         max_tokens = DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
         field, grammar = request_grammar(request) or ("", None)
         return GenerationRequest(
@@ -152,6 +154,7 @@ class RequestParser:
                 grammar=grammar,
                 logprobs=logprobs,
                 prompt_logprobs=logprobs if request.echo else None,
+                prompt_logprobs_from=request.prompt_logprobs_from or 0,
             ),
             max_tokens_given=bool(request.max_tokens),
             prompt_only=max_tokens == 0,

@@ -24,6 +24,7 @@ def sampling_params(
     grammar: Grammar | None,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
+    prompt_logprobs_from: int = 0,
 ) -> SamplingParams:
     """Return the sampling parameters of a request.
 
@@ -34,6 +35,7 @@ def sampling_params(
         logprobs: For each output token, the number of most probable tokens to return; None for no log
             probabilities.
         prompt_logprobs: The same for each prompt token.
+        prompt_logprobs_from: Index of the first prompt token with log probabilities.
 
     Raises:
         ApiError: 400 for a value out of range.
@@ -53,6 +55,7 @@ def sampling_params(
         "logit_bias": parse_logit_bias(request.logit_bias or {}),
         "logprobs": logprobs,
         "prompt_logprobs": prompt_logprobs,
+        "prompt_logprobs_from": prompt_logprobs_from,
         "grammar": grammar,
     }
     try:

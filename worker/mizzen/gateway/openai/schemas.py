@@ -282,6 +282,14 @@ class CompletionRequest(CommonFields, forbid_unknown_fields=True, kw_only=True):
         bool | None,
         doc("Return the prompt before the answer; with `logprobs`, its log probabilities are included."),
     ] = None
+    prompt_logprobs_from: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_INT32)] | None,
+        doc(
+            "Extension: index of the first prompt token with log probabilities, in each prompt; those of "
+            "earlier tokens are null, and these tokens may come from the prefix cache. Needs `echo` and "
+            "`logprobs`."
+        ),
+    ] = None
     add_special_tokens: Annotated[
         bool | None, doc("Add the tokenizer's special tokens, such as BOS, to the prompt (default: true).")
     ] = None

@@ -51,10 +51,10 @@ class EmbeddingRequest(PooledInput, forbid_unknown_fields=True, kw_only=True):
         ),
     ] = None
     pooling: Annotated[
-        Literal["last", "mean"] | None,
+        Literal["last", "mean", "cls"] | None,
         doc(
-            "Hidden state of the last token, or mean of the states of all tokens; by default the "
-            "pooling that the model was trained with."
+            "Hidden state of the last token, mean of the states of all tokens, or state of the first "
+            "token (`cls`); by default the pooling that the model was trained with."
         ),
     ] = None
     normalize: Annotated[bool | None, doc("Scale vectors to length 1 (default: true).")] = None
@@ -132,7 +132,7 @@ async def embed_prompts(
         gateway: The gateway.
         scope: ASGI scope of the HTTP request.
         generations: One request per prompt.
-        pooling: `last` or `mean`; None selects the model's own pooling.
+        pooling: `last`, `mean` or `cls`; None selects the model's own pooling.
         normalize: True to scale the vectors to length 1.
 
     Raises:

@@ -115,17 +115,25 @@ def tool_schema_error(generation: GenerationRequest, reason: str) -> ApiError | 
     return None
 
 
-def choose_pooling(requested: str | None, text: TextModel | None) -> str:
+def choose_pooling(requested: str | None, text: TextModel | None, own: str = "") -> str:
     """Return the requested pooling, or the model's own.
+
+    Args:
+        requested: Pooling that the request sets; None selects the model's own.
+        text: The model's text model, whose files name the pooling if the engine does not.
+        own: Pooling that the engine names; empty if it names none.
 
     Raises:
         ApiError: 400 if the request does not set a pooling, and the model's own is not supported.
     """
-    model_pooling = Pooling.LAST if text is None else text.pooling
-    if requested is None and model_pooling is None:
-        reason = "pooling: the model's own is neither last nor mean; set one of these two"
+    if requested is not None:
+        return requested
+    pooling = own or str((Pooling.LAST if text is None else text.pooling) or "")
+    if pooling not in list(Pooling):
+        named = f" ({pooling})" if pooling else ""
+        reason = f"pooling: the model's own{named} is not supported; set one of {', '.join(Pooling)}"
         raise invalid(reason, "pooling", "unsupported_parameter")
-    return requested or str(model_pooling)
+    return pooling
 
 
 def engine_sampling(generation: GenerationRequest, text: TextModel, prompt: Int32) -> Sampling:

@@ -22,6 +22,7 @@ from mizzen.gateway.requests.fan_out import MAX_CONCURRENT_SEQUENCES, link_sibli
 from mizzen.gateway.requests.generation_request import GenerationRequest
 from mizzen.gateway.requests.response_writer import FinishedChoice, ResponseWriter
 from mizzen.gateway.requests.sequence import GeneratedSequence, ResponseBudget
+from mizzen.gateway.requests.shared_prefixes import order_sources_first
 from mizzen.gateway.requests.usage import TokenUsage
 from mizzen.gateway.routing.dispatcher import Dispatcher
 from mizzen.gateway.telemetry.request_record import get_record
@@ -184,6 +185,9 @@ class GenerationExchange(ApiCall):
             await collect(groups[0][0])
         else:
             await self._run_all(groups, collect)
+        firsts = [group[0] for group in groups]
+        for index, source in order_sources_first([first.generation.logprobs_source for first in firsts]):
+            firsts[index].take_prompt_logprobs(firsts[source])
         chosen = [sequence for group in groups for sequence in select_best(group, self._generation.n)]
 
         def encode_response() -> bytes:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 from mizzen.core.request import Int32
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.gateway.requests.output import OutputForm
+from mizzen.gateway.requests.shared_prefixes import find_shared_prefixes
 from mizzen.gateway.text.model import TextModel
 
 MAX_SEQUENCES = 1024
@@ -93,6 +94,10 @@ class GenerationRequest:
     prompt_only: bool = False
     """True if no output tokens are returned. (The engine still samples one, which is dropped.)"""
 
+    logprobs_source: int | None = None
+    """Index of a sequence of the same request from which this sequence takes the log probabilities of the
+    prompt tokens before `sampling.prompt_logprobs_from`, because their prompts begin alike; None for none."""
+
     session: str = ""
     """The body's `prompt_cache_key` or `user`, which related requests share; if it is long, its digest."""
     priority: int | None = None
@@ -130,14 +135,32 @@ class GenerationRequest:
                 replace(self, prompt=prompt, prompts=(), sampling=sampling_of_sequence(sampling, index))
                 for index in range(self.best_of)
             ]
+        if self.echo and self.logprobs and self.best_of == 1 and not self.stream:
+            return share_prompt_logprobs(requests)
         return requests
+
+
+def share_prompt_logprobs(requests: list[GenerationRequest]) -> list[GenerationRequest]:
+    """Return the requests of several prompts, so that common prefixes of the prompts are scored only once."""
+    prompts = [request.prompt for request in requests if request.prompt is not None]
+    shared = find_shared_prefixes(prompts)
+    return [
+        replace(
+            request,
+            logprobs_source=prefix.source,
+            sampling=replace(request.sampling, prompt_logprobs_from=prefix.tokens),
+        )
+        if (prefix := shared.get(index)) and prefix.tokens > request.sampling.prompt_logprobs_from
+        else request
+        for index, request in enumerate(requests)
+    ]
 
 
 def sampling_of_sequence(sampling: SamplingParams, index: int) -> SamplingParams:
     """Return the sampling parameters of one of a prompt's sequences; `index` is its position, from 0.
 
     The seed is derived from the request's seed, if the request has one. Only the first sequence returns the
-    prompt's log probabilities, because a request that returns them cannot use the prefix cache.
+    prompt's log probabilities, because a request that returns them cannot use the whole prefix cache.
     """
     if index == 0:
         return sampling

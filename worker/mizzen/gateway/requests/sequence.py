@@ -196,6 +196,12 @@ class GeneratedSequence:
         )
         self._prompt_logprobs = other._prompt_logprobs
 
+    def take_prompt_logprobs(self, source: GeneratedSequence) -> None:
+        """Add the log probabilities of the first tokens, which the prompt of `source` has too."""
+        missing = self.prompt_tokens - 1 - len(self._prompt_logprobs)
+        first = source.prompt_tokens - 1 - len(source._prompt_logprobs)  # tokens before prompt_logprobs_from
+        self._prompt_logprobs = [*source._prompt_logprobs[: max(0, missing - first)], *self._prompt_logprobs]
+
     # ── the answer ────────────────────────────────────────────────────────────────────────────────────────
 
     @property

@@ -27,7 +27,8 @@ class ScoredToken:
     id: int
     data: bytes
     logprob: float | None
-    """Log probability; None for a prompt's first token, because no token precedes it."""
+    """Log probability; None for a prompt's first token, because no token precedes it, and for tokens before
+    `prompt_logprobs_from`."""
     offset: int
     """Position of the token's text in the choice's text, in characters."""
     top: tuple[TopToken, ...] = ()
@@ -44,14 +45,18 @@ def decode_logprobs(tokenizer: Tokenizer, entry: TokenLogprobs, offset: int) -> 
 def decode_prompt_logprobs(
     tokenizer: Tokenizer, prompt: Sequence[int], entries: Sequence[TokenLogprobs], skip_special_tokens: bool
 ) -> list[ScoredToken]:
-    """Return a prompt's tokens with their log probabilities; `entries` begin with the second token."""
+    """Return a prompt's tokens with their log probabilities; `entries` belong to its last tokens.
+
+    Tokens before them have no log probability, as the first token never has.
+    """
+    first = max(1, len(prompt) - len(entries))
     offsets = tokenizer.detokenizer(skip_special_tokens)
     tokens: list[ScoredToken] = []
     offset = 0
     for index, token in enumerate(prompt):
-        if index == 0:
-            tokens.append(ScoredToken(token, tokenizer.token_bytes(token), None, 0))
-        elif index <= len(entries):
-            tokens.append(decode_logprobs(tokenizer, entries[index - 1], offset))
+        if index < first:
+            tokens.append(ScoredToken(token, tokenizer.token_bytes(token), None, offset))
+        else:
+            tokens.append(decode_logprobs(tokenizer, entries[index - first], offset))
         offset += len(offsets.add((token,)))
     return tokens

@@ -44,10 +44,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingResult:
-    """Embedding of a prompt, with the numbers of prompt tokens and of cached tokens."""
+    """Embedding of a prompt or its labels' logits, and the numbers of prompt tokens and of cached tokens."""
 
     vector: np.ndarray
-    """Embedding, float32 [hidden size]."""
+    """Embedding, float32 [size], or logits, float32 [labels]."""
     prompt_tokens: int
     cached_tokens: int
 
@@ -87,18 +87,24 @@ class Dispatcher:
         return await self._run(routed, self._generate)
 
     async def embed(
-        self, routed: RoutedRequest, pooling: str | None = None, normalize: bool = True
+        self,
+        routed: RoutedRequest,
+        pooling: str | None = None,
+        normalize: bool = True,
+        classify: bool = False,
     ) -> EmbeddingResult:
-        """Return the embedding of a prompt; `pooling` is "last", "mean" or None for the model's default.
+        """Return the embedding of a prompt; `pooling` is "last", "mean", "cls" or None for the model's own.
 
-        The caller must call `finish` afterwards, even if this raises an error.
+        With `classify`, the vector has a classifier's logits instead. The caller must call `finish`
+        afterwards, even if this raises an error.
 
         Raises:
             ApiError: the request is invalid, or could not be served in time.
         """
 
         async def embed_once(routed: RoutedRequest, engine: EngineClient) -> EmbeddingResult | None:
-            return await self._embed(routed, engine, choose_pooling(pooling, routed.text_model), normalize)
+            kind = choose_pooling(pooling, routed.text_model, engine.link.own_pooling)
+            return await self._embed(routed, engine, kind, normalize, classify)
 
         result = await self._run(routed, embed_once)
         routed.queue_entry.served = True
@@ -241,7 +247,7 @@ class Dispatcher:
         return attempt
 
     async def _embed(
-        self, routed: RoutedRequest, engine: EngineClient, pooling: str, normalize: bool
+        self, routed: RoutedRequest, engine: EngineClient, pooling: str, normalize: bool, classify: bool
     ) -> EmbeddingResult | None:
         """Return the embedding of a prompt; None if this engine did not return it."""
         seconds, cost = self._engine_seconds(routed), float(len(routed.prompt))
@@ -260,6 +266,7 @@ class Dispatcher:
                     priority=routed.priority,
                     queue_seconds=seconds,
                     traceparent=record.traceparent,
+                    classify=classify,
                 )
             settled = True
             engine.record_success(period)

@@ -6,6 +6,7 @@ Importing this module does not import torch: the supervisor reads configurations
 
 from __future__ import annotations
 
+from mizzen.common.model_task import Task
 from mizzen.models.block import Activation, BlockConfig, TensorNames
 from mizzen.models.config import ACTIVATIONS, ModelConfig, read_activation, read_dtype, read_token_ids
 from mizzen.models.encoders.description import EncoderConfig
@@ -101,7 +102,7 @@ def encoder_config(
         dtype=read_dtype(fields),
         end_token_ids=read_token_ids(fields),
         ignored_tensors=(r"position_ids$", r"^cls\.", r"^lm_head\.", r"^decoder\.", *unused, *ignored),
-        generates=False,
+        task=Task.EMBED,
         encoder=encoder,
     )
 

@@ -18,6 +18,7 @@ from mizzen.layers.context import BuildContext
 from mizzen.layers.linear_methods.base import GateActivation, LinearMethod, without_prefill_fusion
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.config import ModelConfig
+from mizzen.models.pooling.output import PooledOutput
 from mizzen.models.transformers_backend import attention
 from mizzen.models.transformers_backend.deferred_add import DeferredAdds
 from mizzen.models.transformers_backend.linears import GatedMLP, HeadModule, Replacement
@@ -67,6 +68,7 @@ class TransformersModel:
         self.config = config
         self.collectives = build.collectives
         self.dtype = build.dtype
+        self.pooled = PooledOutput(build.device)
         self.causal = model
         self.step = attention.Step()
         self.conversions = get_model_conversion_mapping(model)

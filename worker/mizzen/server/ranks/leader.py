@@ -96,6 +96,10 @@ def build_welcome(config: EngineConfig, engine: EngineProtocol, files: dict[str,
         draining=False,
         generates=info.generates,
         quantization=info.quantization,
+        task=str(info.task),
+        labels=info.labels,
+        score_activation=str(info.score_activation),
+        pooling=info.pooling,
     )
 
 

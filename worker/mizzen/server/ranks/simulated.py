@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mizzen.common.model_task import Task, default_activation
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.scheduler import Scheduler
 from mizzen.core.step_plan import StepPlan
@@ -144,6 +145,7 @@ def load_simulated(config: SimulateConfig, reporter: StartupReporter) -> Engine:
         context_length=scheduling.capacity_tokens,
         script=build_script(config, vocab_size, end_tokens),
         vocab_size=vocab_size,
+        labels=len(config.label_names),
         duration=StepDuration(
             step_seconds=config.step_milliseconds / 1e3,
             seconds_per_prefill_token=config.prefill_token_microseconds / 1e6,
@@ -160,6 +162,9 @@ def load_simulated(config: SimulateConfig, reporter: StartupReporter) -> Engine:
         kv_bytes=0,
         dtype="none",
         device="simulated",
+        task=Task(config.task),
+        labels=config.label_names,
+        score_activation=default_activation(len(config.label_names)),
     )
     return Engine(info, Scheduler(scheduling), runner)
 

@@ -131,6 +131,11 @@ class EngineLink:
         return 0 if self.welcome is None else self.welcome.protocol
 
     @property
+    def own_pooling(self) -> str:
+        """Pooling that the model's files name; empty if they name none, and while disconnected."""
+        return "" if self.welcome is None else self.welcome.pooling
+
+    @property
     def quiet_seconds(self) -> float:
         """Seconds since the engine's last message; 0 while disconnected."""
         return 0.0 if self._connection is None else self._connection.quiet_seconds
@@ -238,12 +243,13 @@ class EngineLink:
         priority: int = 0,
         queue_seconds: float = 0.0,
         traceparent: str = "",
+        classify: bool = False,
     ) -> tuple[NDArray[np.float32], int, int]:
-        """Return the embedding (float32 [hidden size]) of a prompt (int32 token ids), and two token counts.
+        """Return the embedding (float32 [size]) of a prompt (int32 token ids), and two token counts.
 
         The counts are the number of prompt tokens, and how many of them came from the prefix cache. `pooling`
-        is "last" or "mean"; `normalize` scales the vector to length 1. Cancelling the call aborts the
-        request.
+        is "last", "mean" or "cls"; `normalize` scales the vector to length 1. With `classify`, the vector has
+        the logits of the model's labels instead, float32 [labels]. Cancelling the call aborts the request.
 
         Raises:
             EngineRefused: the engine rejects the request.
@@ -252,7 +258,9 @@ class EngineLink:
         """
         rid = self._handles.unused_handle()
         reply = EmbedReply(rid)
-        self._send(Embed(rid, prompt, pooling, normalize, salt, priority, queue_seconds, traceparent))
+        self._send(
+            Embed(rid, prompt, pooling, normalize, salt, priority, queue_seconds, traceparent, classify)
+        )
         self._handles.add(reply)
         try:
             embedding = await reply.answer

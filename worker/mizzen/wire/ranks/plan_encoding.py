@@ -23,7 +23,7 @@ from mizzen.core.request import Int32, Pooling
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.core.step_plan import PageWrites, PrefillChunk, SlotOptions, SlotStart, StepPlan
 
-MAGIC = 0x4D5A504C414E3032  # "MZPLAN02"
+MAGIC = 0x4D5A504C414E3033  # "MZPLAN03"
 NONE = -1
 """Encoding of None in a number field; actual numbers are never negative."""
 
@@ -45,12 +45,15 @@ START = np.dtype(
         ("slot", "<i4"),
         ("length", "<i4"),
         ("prompt_tokens", "<i4"),
+        ("prompt_logprobs_from", "<i4"),
         ("prompt_logprobs", "<i2"),
         ("pooling", "i1"),
         ("has_options", "?"),
     ]
 )
-CHUNK = np.dtype([("slot", "<i4"), ("start", "<i4"), ("tokens", "<i4"), ("last", "<i4")])
+CHUNK = np.dtype([("slot", "<i4"), ("start", "<i4"), ("tokens", "<i4"), ("ends", "<i4")])
+LAST, POOLS = 1, 2
+"""Bits of the column `ends` of a chunk."""
 POOLINGS = (None, *Pooling)
 GREEDY = SamplingParams(temperature=0.0)
 """Placeholder for the sampling parameters in decoded plans; never used, because only rank 0 samples."""
@@ -64,7 +67,11 @@ def encode_plan(plan: StepPlan) -> bytes:
     """Return a plan as bytes, without its sampling parameters; `decode_plan` is the inverse."""
     starts = np.array([_start_row(start) for start in plan.starts], START)
     chunks = np.array(
-        [(chunk.slot, chunk.start, len(chunk.tokens), chunk.last) for chunk in plan.prefill], CHUNK
+        [
+            (chunk.slot, chunk.start, len(chunk.tokens), LAST * chunk.last | POOLS * chunk.pools)
+            for chunk in plan.prefill
+        ],
+        CHUNK,
     )
     tokens = [_column(chunk.tokens) for chunk in plan.prefill]
     pages = plan.pages
@@ -152,9 +159,17 @@ def _column(values: Int32) -> bytes:
 def _start_row(start: SlotStart) -> tuple[int, ...]:
     options = start.options
     if options is None:
-        return start.slot, start.length, 0, NONE, 0, False
+        return start.slot, start.length, 0, 0, NONE, 0, False
     logprobs = NONE if options.prompt_logprobs is None else options.prompt_logprobs
-    return start.slot, start.length, options.prompt_tokens, logprobs, POOLINGS.index(options.pooling), True
+    return (
+        start.slot,
+        start.length,
+        options.prompt_tokens,
+        options.prompt_logprobs_from,
+        logprobs,
+        POOLINGS.index(options.pooling),
+        True,
+    )
 
 
 def _starts(rows: NDArray) -> tuple[SlotStart, ...]:
@@ -168,19 +183,27 @@ def _starts(rows: NDArray) -> tuple[SlotStart, ...]:
                 tokens=np.broadcast_to(np.int32(0), prompt_tokens),
                 prompt_tokens=prompt_tokens,
                 prompt_logprobs=None if logprobs == NONE else logprobs,
+                prompt_logprobs_from=first,
                 pooling=POOLINGS[pooling],
             )
             if has_options
             else None,
         )
-        for slot, length, prompt_tokens, logprobs, pooling, has_options in rows.tolist()
+        for slot, length, prompt_tokens, first, logprobs, pooling, has_options in rows.tolist()
     )
 
 
 def _chunks(rows: NDArray, tokens: Int32) -> tuple[PrefillChunk, ...]:
     chunks, at = [], 0
-    for slot, start, count, last in rows.tolist():
-        part = tokens[at : at + count]
-        chunks.append(PrefillChunk(slot=slot, start=start, tokens=part, last=bool(last)))
+    for slot, start, count, ends in rows.tolist():
+        chunks.append(
+            PrefillChunk(
+                slot=slot,
+                start=start,
+                tokens=tokens[at : at + count],
+                last=bool(ends & LAST),
+                pools=bool(ends & POOLS),
+            )
+        )
         at += count
     return tuple(chunks)

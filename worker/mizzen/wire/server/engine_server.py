@@ -98,7 +98,7 @@ class WireServer:
         self._welcome = welcome
         self._max_waiting = max_waiting
         self._validator = MessageValidator(
-            welcome.vocab_size, welcome.context_length, welcome.generates, traces
+            welcome.vocab_size, welcome.context_length, welcome.served_task, traces
         )
         self._decode = engine_decoder()
         self._timeouts: list[tuple[float, int, int]] = []

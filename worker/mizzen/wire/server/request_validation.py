@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mizzen.common.model_task import Task
 from mizzen.common.request_timeline import RequestTimeline, start_timeline
 from mizzen.core.request import Int32, Pooling, Request
 from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams, sent_values
-from mizzen.core.validation import generated_fault
+from mizzen.core.validation import generated_fault, logprobs_fault
 from mizzen.wire.messages import Embed, Generate, Sampling
 
 MAX_SALT_BYTES = 256
@@ -21,6 +22,10 @@ MAX_QUEUE_SECONDS = 86_400.0
 EMBEDDING = SamplingParams(temperature=0.0, max_tokens=1)
 
 EMBEDS_ONLY = "model has no language-model head: it can only embed texts"
+CLASSIFIES_ONLY = "model has no language-model head: it can only classify and embed texts"
+GENERATES_NOT = {Task.EMBED: EMBEDS_ONLY, Task.CLASSIFY: CLASSIFIES_ONLY}
+"""Errors for requests to generate, by the task of the model."""
+NO_LABELS = "classify must be false: the model has no classification head"
 
 
 class InvalidRequest(ValueError):
@@ -33,7 +38,7 @@ class MessageValidator:
 
     vocab_size: int
     context_length: int
-    generates: bool = True
+    task: Task = Task.GENERATE
     traces: bool = False
     """Whether requests get a timeline if the gateway sent the context of a sampled trace."""
 
@@ -48,8 +53,8 @@ class MessageValidator:
         return self._generate(message, now) if isinstance(message, Generate) else self._embed(message, now)
 
     def _generate(self, message: Generate, now: float) -> Request:
-        if not self.generates:
-            raise InvalidRequest(EMBEDS_ONLY)
+        if self.task is not Task.GENERATE:
+            raise InvalidRequest(GENERATES_NOT[self.task])
         sampling = self._sampling(message.sampling)
         request = Request(
             rid=message.rid,
@@ -63,13 +68,15 @@ class MessageValidator:
             arrival=now,
             timeline=self._timeline(message.traceparent, now),
         )
-        if fault := generated_fault(request):
+        if fault := generated_fault(request) or logprobs_fault(request):
             raise InvalidRequest(fault)
         return request
 
     def _embed(self, message: Embed, now: float) -> Request:
         if message.pooling not in list(Pooling):
             raise InvalidRequest(f"pooling must be one of {', '.join(Pooling)}, not {message.pooling[:32]!r}")
+        if message.classify and self.task is not Task.CLASSIFY:
+            raise InvalidRequest(NO_LABELS)
         return Request(
             rid=message.rid,
             prompt=self._prompt(message.prompt),
@@ -78,6 +85,7 @@ class MessageValidator:
             priority=message.priority,
             pooling=Pooling(message.pooling),
             normalize=message.normalize,
+            classify=message.classify,
             arrival=now,
             timeline=self._timeline(message.traceparent, now),
         )
