@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from launched_plans import prompt_tokens, record_plans
 from safetensors.torch import save_file
 
 from encoders.twins import embed_alone, save_encoder
-from launched_plans import prompt_tokens, record_plans
 from mizzen import LLM
 from mizzen.core.request import Pooling
 from mizzen.models.hf_fields import ConfigError

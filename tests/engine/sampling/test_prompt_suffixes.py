@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from launched_plans import prompt_tokens, record_plans
+
 from mizzen import LLM, SamplingParams
 from mizzen.core.request import FinishReason, Request
 from mizzen.engine.config import EngineOptions
