@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import msgspec
 
-from mizzen.common.model_task import Task
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.loading.validate import check_model, resolve_precision
 from mizzen.inspection.code_check import can_check_code, check_code
@@ -68,7 +67,7 @@ class Inspection(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         reason: reason why the engine does not serve the model, and a remedy; empty if it does.
         text_only: whether only the text part of the model is served.
         generates: whether the model generates text.
-        task: what the model computes, a value of `mizzen.common.model_task.Task`.
+        task: what the model computes: "generate", "embed" or "classify".
         labels: names of a classifier's labels, by index.
         features: differences from a Llama.
         parameters: number of parameters that are loaded; 0 if it is unknown.
@@ -97,7 +96,7 @@ class Inspection(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     reason: str = ""
     text_only: bool = False
     generates: bool = True
-    task: str = str(Task.GENERATE)
+    task: str = "generate"
     labels: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     parameters: int = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mizzen.common.model_task import Task
 from mizzen.inspection.gpus import GIB, MIB
 from mizzen.inspection.inspect_model import AttentionLayers, Inspection
 from mizzen.inspection.memory import MemoryFit, format_count, format_gib
@@ -59,12 +58,12 @@ def _lines(result: Inspection) -> Iterator[str]:
 
 
 def _describe_task(result: Inspection) -> str:
-    if result.task == Task.CLASSIFY:
+    if result.task == "classify":
         count = len(result.labels)
         return (
             f"classification with {count} labels" if count > 1 else "classification or reranking, one label"
         )
-    return "text generation" if result.task == Task.GENERATE else "embeddings"
+    return "text generation" if result.task == "generate" else "embeddings"
 
 
 def _weight_rows(result: Inspection) -> Iterator[str]:

@@ -49,14 +49,19 @@ from mizzen.engine.loading.model_setup import (
     measure_targets,
     measure_weights,
 )
-from mizzen.engine.loading.resolve import check_options, resolve_kv_dtype, scheduler_config, uses_own_kernels
+from mizzen.engine.loading.resolve import (
+    check_options,
+    read_task,
+    resolve_kv_dtype,
+    scheduler_config,
+    uses_own_kernels,
+)
 from mizzen.engine.loading.validate import make_trace_folder
 from mizzen.engine.loading.warmup import make_runner, warm_up
 from mizzen.engine.sampling.logits_params import TokenMasks
 from mizzen.engine.uploader import Uploader
 from mizzen.layers.linear_methods.base import MeasuredWeights
 from mizzen.models.config import ModelConfig
-from mizzen.models.pooling.modules import read_modules
 from mizzen.models.registry import read_config, read_end_tokens
 from mizzen.parallel.collectives import SINGLE_RANK
 from mizzen.parallel.process_group import RankGroup
@@ -229,10 +234,7 @@ def build_model(
         dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
         device=options.device,
         implementation=config.implementation,
-        task=config.task,
-        labels=config.labels,
-        score_activation=config.score_activation,
-        pooling=read_modules(Path(options.model)).pooling or config.pooling,
+        **read_task(options, config),
         attention=step.attention.backend_names,
         device_bytes=memory.total,
         free_bytes=memory.free,
@@ -281,10 +283,7 @@ def build_encoder(
         step_bytes=need.step_bytes,
         dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
         device=options.device,
-        task=config.task,
-        labels=config.labels,
-        score_activation=config.score_activation,
-        pooling=read_modules(Path(options.model)).pooling or config.pooling,
+        **read_task(options, config),
         device_bytes=memory.total,
         free_bytes=memory.free,
         phases=phases.seconds,
