@@ -49,13 +49,8 @@ from mizzen.engine.loading.model_setup import (
     measure_targets,
     measure_weights,
 )
-from mizzen.engine.loading.resolve import (
-    check_options,
-    read_task,
-    resolve_kv_dtype,
-    scheduler_config,
-    uses_own_kernels,
-)
+from mizzen.engine.loading.resolve import check_options, resolve_kv_dtype, scheduler_config, uses_own_kernels
+from mizzen.engine.loading.task import read_task
 from mizzen.engine.loading.validate import make_trace_folder
 from mizzen.engine.loading.warmup import make_runner, warm_up
 from mizzen.engine.sampling.logits_params import TokenMasks

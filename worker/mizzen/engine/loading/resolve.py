@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import torch
 
 from mizzen.attention.base import Geometry, KVSpec
@@ -14,7 +11,6 @@ from mizzen.core.config import SchedulerConfig
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.loading.validate import check_model, resolve_precision
 from mizzen.models.config import ModelConfig
-from mizzen.models.pooling.modules import read_modules
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -95,17 +91,3 @@ def scheduler_config(
         policy=options.policy,
         check_integrity=options.check_integrity,
     )
-
-
-def read_task(options: EngineOptions, config: ModelConfig) -> dict[str, Any]:
-    """Return the fields of `EngineInfo` that describe the task of a model.
-
-    Raises:
-        ConfigError: A module of sentence-transformers is not supported.
-    """
-    return {
-        "task": config.task,
-        "labels": config.labels,
-        "score_activation": config.score_activation,
-        "pooling": read_modules(Path(options.model)).pooling or config.pooling,
-    }
