@@ -179,8 +179,8 @@ def test_embed_returns_one_vector_per_text(llm: LLM) -> None:
         assert abs(first - repeated).max() < 1e-5
         assert first @ different < 0.99
     assert llm.embed([]).shape == (0, 0)
-    with pytest.raises(ValueError, match="pooling must be one of last, mean, not 'cls'"):
-        llm.embed(texts, pooling="cls")
+    with pytest.raises(ValueError, match="pooling must be one of last, mean, cls, not 'max'"):
+        llm.embed(texts, pooling="max")
     with pytest.raises(ValueError, match="prompts must be a list"):
         llm.embed("A pod")
     assert not llm.engine.busy
