@@ -96,4 +96,10 @@ def make_quantized_product(
         return SortedDequantizedProduct(weights, activation)
     if isinstance(weights, Mxfp4ExpertWeights) and GroupedMxfp4Product.suits(weights, device):
         return GroupedMxfp4Product(weights, activation, device)
+    from mizzen.kernels.launch import is_hopper_or_later
+
+    if isinstance(weights, QuantizedExpertWeights) and is_hopper_or_later(device):
+        from mizzen.layers.experts.quantized_kernel_product import GroupedQuantizedProduct
+
+        return GroupedQuantizedProduct(weights, activation)
     return MaskedDequantizedProduct(weights, activation)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products with quantized experts equal plain loops, whatever unused memory holds: on a GPU, or in Triton's
+interpreter (TRITON_INTERPRET=1)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from mizzen.kernels.experts import align, quantized_gemm, weighted_sum
+from mizzen.layers.experts.quantized_kernel_product import GroupedQuantizedProduct, make_matrices
+from mizzen.layers.experts.quantized_stack import QuantizedExperts
+from mizzen.layers.quantized.canonical import Codes
+from random_weights import make_weight
+
+GPU = torch.cuda.is_available()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not GPU and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a CUDA device"),
+]
+DEVICE = torch.device("cuda" if GPU else "cpu")
+DTYPE = torch.bfloat16 if GPU else torch.float32
+TOLERANCE = 0.02 if GPU else 1e-5
+EXPERTS, HIDDEN, WIDTH, PER_TOKEN = 5, 72, 96, 3
+NAN = float("nan")
+KINDS: dict[str, dict[str, Any]] = {
+    "e4m3-channel": {"codes": Codes.E4M3},
+    "e4m3-blocks": {"codes": Codes.E4M3, "row_step": 8, "column_step": 32},
+    "e4m3-odd-blocks": {"codes": Codes.E4M3, "row_step": 24, "column_step": 40},
+    "int8": {"codes": Codes.INT8, "column_step": 24},
+    "uint8-zeros": {"codes": Codes.UINT8, "column_step": 32, "zeros": True},
+    "uint4": {"codes": Codes.UINT4, "column_step": 32, "dtype": torch.bfloat16},
+    "uint4-zeros": {"codes": Codes.UINT4, "column_step": 8, "zeros": True, "dtype": torch.float16},
+    "uint4-channel-zeros": {"codes": Codes.UINT4, "zeros": True},
+}
+
+
+@pytest.fixture(autouse=True)
+def poisoned_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill the buffers of kernels with NaN or large numbers, so that whatever is not written shows."""
+    empty = torch.empty
+
+    def poisoned(*size: Any, **options: Any) -> torch.Tensor:
+        buffer = empty(*size, **options)
+        return buffer.fill_(NAN if buffer.is_floating_point() else 1 << 20)
+
+    for module in (align, quantized_gemm, weighted_sum):
+        monkeypatch.setattr(module.torch, "empty", poisoned)
+
+
+def make_experts(kind: str, rows: int, columns: int, *, ordered: bool = False) -> QuantizedExperts:
+    weight = make_weight(rows=EXPERTS * rows, columns=columns, **KINDS[kind])
+    # Scales are at most 1, but differ by powers of ten, as those of experts in checkpoints.
+    weight.scales = (weight.scales.float() / weight.unpack().abs().max() / 3).to(weight.scales.dtype)
+    for name in ("values", "scales", "zeros"):
+        value = getattr(weight, name)
+        setattr(weight, name, None if value is None else value.to(DEVICE))
+    orders = None
+    if ordered:
+        generator = torch.Generator().manual_seed(rows)
+        orders = torch.stack([torch.randperm(columns, generator=generator) for _ in range(EXPERTS)])
+        orders = orders.int().to(DEVICE)
+    return QuantizedExperts(weight=weight, rows=rows, orders=orders)
+
+
+def choose(tokens: int, which: str) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(tokens)
+    chosen = torch.rand(tokens, EXPERTS, generator=generator).argsort(1)[:, :PER_TOKEN]
+    match which:
+        case "one":  # every token chooses the expert 3, two of them more than once
+            chosen[:] = torch.tensor([3, 3, 3])
+        case "foreign":  # experts of other ranks
+            chosen[::2, 1] = EXPERTS
+            chosen[0] = EXPERTS
+    return chosen.to(DEVICE)
+
+
+def reference(x: torch.Tensor, experts: QuantizedExperts, chosen: torch.Tensor) -> torch.Tensor:
+    """Return the products of all pairs in float64; NaN for those of other ranks."""
+    weight, rows = experts.weight.dequantize().double(), experts.rows
+    result = torch.full((chosen.numel(), rows), NAN, dtype=torch.float64, device=x.device)
+    for pair, expert in enumerate(chosen.flatten().tolist()):
+        if expert < EXPERTS:
+            inputs = x[pair // PER_TOKEN].double()
+            inputs = inputs if experts.orders is None else inputs[experts.orders[expert].long()]
+            result[pair] = weight[expert * rows : (expert + 1) * rows] @ inputs
+    return result
+
+
+def multiply(x: torch.Tensor, experts: QuantizedExperts, chosen: torch.Tensor, block: int) -> torch.Tensor:
+    aligned = align.align_pairs(chosen.contiguous(), EXPERTS, block)
+    return quantized_gemm.multiply_pairs(x, make_matrices(experts), aligned, chosen.numel(), PER_TOKEN)
+
+
+def normal(tokens: int, columns: int) -> torch.Tensor:
+    return torch.randn(tokens, columns, generator=torch.Generator().manual_seed(7)).to(DEVICE, DTYPE)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_of_pairs_equal_a_plain_loop(kind: str, ordered: bool) -> None:
+    experts = make_experts(kind, HIDDEN, WIDTH, ordered=ordered)
+    x, chosen = normal(7, WIDTH), choose(7, "foreign")
+    found = multiply(x, experts, chosen, 16).double()
+    expected = reference(x, experts, chosen)
+    assert expected.nan_to_num().std() > 0.01
+    torch.testing.assert_close(found, expected, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+
+
+@pytest.mark.parametrize("which", ["mixed", "one", "foreign"])
+@pytest.mark.parametrize(("tokens", "block"), [(1, 16), (50, 16), (50, 64)])
+def test_any_choice_of_experts_is_multiplied(which: str, tokens: int, block: int) -> None:
+    experts = make_experts("uint4-zeros", 130, WIDTH)
+    x, chosen = normal(tokens, WIDTH), choose(tokens, which)
+    found = multiply(x, experts, chosen, block).double()
+    expected = reference(x, experts, chosen)
+    torch.testing.assert_close(found, expected, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", ["e4m3-blocks", "uint4-zeros"])
+def test_a_row_has_the_same_result_in_any_batch(kind: str) -> None:
+    experts = make_experts(kind, HIDDEN, WIDTH)
+    x, chosen = normal(40, WIDTH), choose(40, "mixed")
+    whole = multiply(x, experts, chosen, 16)
+    for tokens in (1, 3, 17):
+        part = multiply(x[-tokens:], experts, chosen[-tokens:], 16)
+        assert torch.equal(part, whole[-tokens * PER_TOKEN :])
+
+
+class FakeWeights:
+    """Loaded weights of a mixture."""
+
+    def __init__(self, kind: str) -> None:
+        self.gate_up = make_experts(kind, 2 * WIDTH, HIDDEN)
+        self.down = make_experts(kind, HIDDEN, WIDTH)
+
+
+class Silu:
+    """The gate of most mixtures."""
+
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate) * up
+
+
+@pytest.mark.parametrize("which", ["mixed", "one", "foreign"])
+@pytest.mark.parametrize("kind", ["e4m3-channel", "uint8-zeros"])
+def test_products_sum_the_weighted_outputs(kind: str, which: str) -> None:
+    weights: Any = FakeWeights(kind)
+    activation: Any = Silu()
+    x, chosen = normal(9, HIDDEN), choose(9, which)
+    factors = torch.rand(9, PER_TOKEN, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    total = GroupedQuantizedProduct(weights, activation)(x, chosen, factors)
+    expected = torch.zeros(9, HIDDEN, dtype=torch.float64, device=DEVICE)
+    for pair, expert in enumerate(chosen.flatten().tolist()):
+        if expert < EXPERTS:
+            token, k = divmod(pair, PER_TOKEN)
+            inner = activation.gate(weights.gate_up.multiply(x[token : token + 1], expert))
+            expected[token] += factors[token, k] * weights.down.multiply(inner, expert)[0].double()
+    assert total.dtype == torch.float32 and expected.abs().max() > 0.01
+    torch.testing.assert_close(total.double(), expected, rtol=2 * TOLERANCE, atol=2 * TOLERANCE)
+
+
+@pytest.mark.skipif(not GPU, reason="needs a CUDA device")
+def test_graphs_capture_products() -> None:
+    weights: Any = FakeWeights("e4m3-blocks")
+    activation: Any = Silu()
+    product = GroupedQuantizedProduct(weights, activation)
+    x, chosen = normal(9, HIDDEN), choose(9, "mixed")
+    factors = torch.rand(9, PER_TOKEN, device=DEVICE)
+    product(x, chosen, factors)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = product(x, chosen, factors)
+    chosen.copy_(choose(9, "one"))
+    graph.replay()
+    assert torch.equal(captured, product(x, chosen, factors))
