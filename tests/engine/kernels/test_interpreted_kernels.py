@@ -19,6 +19,12 @@ LOGPROBS = (
     "test_a_shrunken_batch_reports_only_its_own_rows",
     "test_captured_row_counts_end_with_the_largest_batch",
 )
+QUANTIZED_EXPERTS = (
+    "test_products_of_pairs_equal_a_plain_loop",
+    "test_any_choice_of_experts_is_multiplied",
+    "test_a_row_has_the_same_result_in_any_batch",
+    "test_products_sum_the_weighted_outputs",
+)
 FLASH_DECODE = "tests/gpu/attention/test_flash_decode_triton.py"
 KERNELS = (
     "tests/gpu/kernels/test_kernels.py",
@@ -27,6 +33,7 @@ KERNELS = (
     "tests/gpu/engine/test_logits_processing.py::test_the_penalty_kernel_equals_the_eager_reference",
     f"{FLASH_DECODE}::test_triton_decode_equals_the_reference[(3, 1, 32, 24, True)-60-4x32s0w4]",
     f"{FLASH_DECODE}::test_triton_decode_equals_the_reference[(4, 2, 128, 16, True)-None-2x32s2w2]",
+    *(f"tests/gpu/kernels/test_quantized_experts.py::{name}" for name in QUANTIZED_EXPERTS),
     "tests/gpu/attention/test_split_plan.py::test_the_device_plan_equals_the_host_plan",
 )
 

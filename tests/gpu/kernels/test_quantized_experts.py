@@ -161,7 +161,8 @@ def test_products_sum_the_weighted_outputs(kind: str, which: str) -> None:
             inner = activation.gate(weights.gate_up.multiply(x[token : token + 1], expert))
             expected[token] += factors[token, k] * weights.down.multiply(inner, expert)[0].double()
     assert total.dtype == torch.float32 and expected.abs().max() > 0.01
-    torch.testing.assert_close(total.double(), expected, rtol=2 * TOLERANCE, atol=2 * TOLERANCE)
+    # Both compute in float32, and outputs of several times the size of a sum cancel each other.
+    torch.testing.assert_close(total.double(), expected, rtol=2 * TOLERANCE, atol=10 * TOLERANCE)
 
 
 @pytest.mark.skipif(not GPU, reason="needs a CUDA device")
