@@ -151,7 +151,7 @@ def multiply_pairs(
         x: Inputs [pairs / per_row, input columns], contiguous.
         matrices: Weights of the experts.
         aligned: The pairs by their experts.
-        pairs: Number of pairs, with those that no block contains.
+        pairs: Number of pairs, including pairs of other ranks, which are in no block.
         per_row: Number of consecutive pairs that share an input.
 
     Returns:
