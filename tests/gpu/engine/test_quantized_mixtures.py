@@ -21,15 +21,18 @@ from mizzen.models.registry import read_config
 from quantized_mixtures import quantize_mixture
 
 pytestmark = on_hopper("sgl_kernel", "sglang-kernel")
-EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 128}
+EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 128,
+    "head_dim": 64,
+}
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("source")
-    config = transformers.Qwen3MoeConfig(
-        **SIZES, **EXPERTS, num_hidden_layers=2, head_dim=64, tie_word_embeddings=False
-    )
+    config = transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, num_hidden_layers=2, tie_word_embeddings=False)
     save_random_model(folder, transformers.Qwen3MoeForCausalLM, config, torch.bfloat16, plus_one=False)
     return folder
 
@@ -53,7 +56,7 @@ def test_log_probabilities_equal_the_dequantized_model(
     """A rounding error may choose another expert, which changes single values by much more than the mean."""
     twin = quantize_mixture(source, tmp_path / "twin", name)
     twin.save_dequantized(tmp_path / "exact")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exact", dtype=torch.float32)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exact", dtype=torch.float32)
     measure_errors(model.cuda().eval(), twin.folder, cuda_graph=graphs).check_means()
 
 
