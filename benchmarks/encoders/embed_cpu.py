@@ -136,8 +136,8 @@ def main() -> None:
     """Run the comparison and print the rates."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="threads of both programs")
-    parser.add_argument("--texts", type=int, default=Workload.texts, help="number of texts")
-    parser.add_argument("--rounds", type=int, default=Workload.rounds, help="runs of each program")
+    parser.add_argument("--texts", type=int, default=Workload().texts, help="number of texts")
+    parser.add_argument("--rounds", type=int, default=Workload().rounds, help="runs of each program")
     parser.add_argument("--layers", type=int, default=12, help="layers of the model")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()

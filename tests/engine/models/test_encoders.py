@@ -14,9 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from encoders.twins import FAMILIES, embed_alone, random_prompts, save_encoder, save_unigram, save_wordpiece
 from mizzen import LLM
-from mizzen.core.request import Pooling
+from mizzen.core.request import Pooling, Request
+from mizzen.core.sampling_params import SamplingParams
 from mizzen.engine.encoders.executor import prompt_positions
 from mizzen.engine.loading.memory_budget import MemoryShortage
+from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.layers.rope import inverse_frequencies
 from mizzen.models.encoders.gte import read_gte_rope
 from mizzen.models.hf_fields import ConfigError, Fields
@@ -183,3 +185,77 @@ def test_texts_get_the_special_tokens_of_the_tokenizer(tmp_path: Path, family: s
     for vector, text in zip(vectors, texts, strict=True):
         expected = embed_alone(model, tokenizer.encode(text).ids, Pooling.LAST)
         np.testing.assert_allclose(vector, expected.numpy(), atol=2e-5)
+
+
+def logits_of(model: Any, prompt: list[int], second_start: int = 0) -> np.ndarray:
+    """Return the logits of a classifier by Transformers for one prompt."""
+    kinds = {"token_type_ids": torch.tensor([[int(0 < second_start <= i) for i in range(len(prompt))]])}
+    with torch.inference_mode():
+        mask = torch.ones(1, len(prompt))
+        return (
+            model(torch.tensor([prompt]), attention_mask=mask, **(kinds if second_start else {}))
+            .logits[0]
+            .numpy()
+        )
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("Bert", {}),
+        ("XLMRoberta", {"num_labels": 1}),
+        ("ModernBert", {}),
+        ("ModernBert", {"classifier_pooling": "mean", "classifier_bias": True, "norm_bias": True}),
+        ("Gte", {"num_labels": 1}),
+    ],
+)
+def test_logits_equal_those_of_transformers(tmp_path: Path, family: str, changes: Any) -> None:
+    model = save_encoder(tmp_path, family, "ForSequenceClassification", **changes)
+    prompts = random_prompts(LENGTHS)
+    with LLM(tmp_path, prefill_chunk_tokens=310, **OPTIONS) as llm:
+        info = llm.engine.info
+        assert (info.task, len(info.labels)) == ("classify", model.config.num_labels)
+        got = llm.classify(prompts, activation="none")
+        assert llm.embed(prompts[:2]).shape == (2, 32)
+    np.testing.assert_allclose(got, np.stack([logits_of(model, p) for p in prompts]), atol=5e-5)
+
+
+def test_the_second_part_of_a_pair_has_another_token_type(tmp_path: Path) -> None:
+    model = save_encoder(tmp_path, "Bert", "ForSequenceClassification", num_labels=1)
+    save_wordpiece(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    pairs = [tokenizer.encode_pair("which city", text) for text in ("paris", "berlin is the capital", "of")]
+    assert all(0 < start < len(ids) for ids, start in pairs)
+    requests = [
+        Request(
+            rid=rid,
+            prompt=np.array(ids, np.int32),
+            sampling=SamplingParams(),
+            pooling=Pooling.CLS,
+            classify=True,
+            second_start=start,
+        )
+        for rid, (ids, start) in enumerate([*pairs, (pairs[0][0], 0)])
+    ]
+    results: dict[int, np.ndarray] = {}
+    with LLM(tmp_path, **OPTIONS) as llm:
+        for request in requests:
+            llm.engine.submit(request)
+        while llm.engine.busy:
+            if (output := llm.engine.step(0.0)) is not None:
+                results |= {each.rid: each.vector for each in output.side_outputs.vectors}
+    for request in requests:
+        expected = logits_of(model, request.prompt.tolist(), request.second_start)
+        np.testing.assert_allclose(results[request.rid], expected, atol=5e-5)
+    assert abs(results[3] - results[0]) > 1e-3
+
+
+def test_only_the_second_text_of_a_pair_is_cut(tmp_path: Path) -> None:
+    tokenizer = save_wordpiece(tmp_path)
+    ours = Tokenizer.load(tmp_path)
+    whole = tokenizer.encode("which city", "the capital of france")
+    assert ours.encode_pair("which city", "the capital of france") == (whole.ids, whole.type_ids.index(1))
+    cut = tokenizer.encode("which city", "the capital")
+    assert ours.encode_pair("which city", "the capital of france", 7) == (cut.ids, cut.type_ids.index(1))
+    ids, _ = ours.encode_pair("which city", "the capital of france", 1)
+    assert ids == tokenizer.encode("which city", "").ids

@@ -65,6 +65,8 @@ class Request(Struct, frozen=True, kw_only=True):
     classify: bool = False
     """Whether the result has the logits of a classifier's labels, computed from the pooled hidden state,
     instead of an embedding; `normalize` then has no effect."""
+    second_start: int = 0
+    """Index of the first token of the second part of a pair, from which token types are 1; 0 without one."""
     tenant: int = 0
     """Opaque tenant number, by which limited resources are shared fairly."""
     arrival: float = 0.0

@@ -52,6 +52,7 @@ def slot_options(sequence: SequenceState) -> SlotOptions | None:
         pooling=request.pooling,
         normalize=request.normalize and not request.classify,
         classify=request.classify,
+        second_start=request.second_start,
     )
 
 

@@ -57,6 +57,8 @@ class SlotOptions(Struct, frozen=True, kw_only=True):
     """Pooling for an embedding request; None for a generation request."""
     normalize: bool = False
     """Whether the embedding is scaled to length 1."""
+    second_start: int = 0
+    """Index of the first token of the second part of a pair; 0 without one."""
     classify: bool = False
     """Whether a classifier's logits are computed from the pooled hidden state."""
 

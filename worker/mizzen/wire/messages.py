@@ -130,6 +130,8 @@ class Embed(WireMessage, frozen=True):
     classify: bool = False
     """Whether the vector has the logits of a classifier's labels, to which no activation is applied, instead
     of the embedding; the model's own pooling is then used, and `normalize` has no effect."""
+    second_start: int = 0
+    """Index of the first token of the second part of a pair, from which token types are 1; 0 without one."""
 
 
 class Abort(WireMessage, frozen=True):

@@ -22,6 +22,7 @@ from mizzen.engine.execution.step import StepResult
 from mizzen.engine.sampling.side_outputs import DeviceSideOutputs, PooledVectors
 from mizzen.engine.uploader import Uploader
 from mizzen.models.encoders.description import EncoderConfig
+from mizzen.models.encoders.head import ClassificationHead
 from mizzen.models.encoders.model import EncoderModel
 from mizzen.models.pooling.output import DenseLayer
 
@@ -49,29 +50,52 @@ class EncoderExecutor:
         if not plan.prefill:
             return StepResult(tokens)
         lengths = np.array([len(chunk.tokens) for chunk in plan.prefill], np.int64)
-        hidden = self.forward(np.concatenate([chunk.tokens for chunk in plan.prefill]), lengths)
         slots = tuple(chunk.slot for chunk in plan.prefill)
         options = [self.options_by_slot[slot] for slot in slots]
-        vectors = pool_prompts(hidden, lengths, options, self.upload)
-        for layer in self.dense:
-            vectors = layer(vectors)
-        vectors = normalize_vectors(vectors, options, self.upload)
-        return StepResult(tokens, DeviceSideOutputs(vectors=(PooledVectors(slots, vectors),)))
+        prompts = np.concatenate([chunk.tokens for chunk in plan.prefill])
+        hidden = self.forward(prompts, lengths, [option.second_start for option in options])
+        head = self.model.head
+        pooled = pool_prompts(
+            hidden, lengths, [choose_pooling(option, head) for option in options], self.upload
+        )
+        vectors = self.finish_vectors(pooled, slots, options)
+        return StepResult(tokens, DeviceSideOutputs(vectors=vectors))
 
-    def forward(self, tokens: Int32, lengths: Int64) -> torch.Tensor:
+    def finish_vectors(
+        self, pooled: torch.Tensor, slots: tuple[int, ...], options: list[SlotOptions]
+    ) -> tuple[PooledVectors, ...]:
+        """Return the embeddings and logits for pooled hidden states, float32 [prompts, hidden]."""
+        head, results = self.model.head, list[PooledVectors]()
+        for classify in sorted({option.classify for option in options}):
+            rows = [row for row, option in enumerate(options) if option.classify == classify]
+            vectors = pooled if len(rows) == len(options) else pooled[self.upload(np.array(rows))]
+            if classify and head is not None:
+                values = head(vectors.to(self.model.embedding.weight.dtype)).float()
+            else:
+                for layer in self.dense:
+                    vectors = layer(vectors)
+                values = normalize_vectors(vectors, [options[row] for row in rows], self.upload)
+            results.append(PooledVectors(tuple(slots[row] for row in rows), values))
+        return tuple(results)
+
+    def forward(self, tokens: Int32, lengths: Int64, second_starts: list[int]) -> torch.Tensor:
         """Run the model over whole prompts.
 
         Args:
             tokens: Token ids of all prompts, one after the other, int32 [tokens].
             lengths: Number of tokens of each prompt, int64 [prompts].
+            second_starts: Index of the first token of the second part of each prompt; 0 without one.
 
         Returns:
             The hidden states [tokens, hidden] after the last norm.
         """
         positions = prompt_positions(self.model.encoder, tokens, lengths)
-        ids, places = self.upload.upload_together(tokens.astype(np.int64), positions)
+        arrays = [tokens.astype(np.int64), positions]
+        if self.model.encoder.token_types > 1 and any(second_starts):
+            arrays.append(token_types(lengths, second_starts))
+        ids, places, *types = self.upload.upload_together(*arrays)
         attend = PromptAttention(lengths, self.model.embedding.weight.device)
-        return self.model.hidden(ids, places, None, attend)
+        return self.model.hidden(ids, places, types[0] if types else None, attend)
 
     def defer_grammar_update(self, plan: StepPlan, tokens: Callable[[], NDArray[Any]]) -> None:
         """Do nothing: encoders sample no tokens."""
@@ -96,21 +120,39 @@ def prompt_positions(encoder: EncoderConfig, tokens: Int32, lengths: Int64) -> I
     return positions + encoder.first_position
 
 
+def token_types(lengths: Int64, second_starts: list[int]) -> Int64:
+    """Return the type of each token, int64 [tokens]: 1 in the second part of a prompt, else 0.
+
+    Args:
+        lengths: Number of tokens of each prompt, int64 [prompts].
+        second_starts: Index of the first token of the second part of each prompt; 0 without one.
+    """
+    starts = np.where(second_starts, second_starts, lengths)
+    return np.repeat(np.tile([0, 1], len(lengths)), np.stack((starts, lengths - starts), axis=1).ravel())
+
+
+def choose_pooling(option: SlotOptions, head: ClassificationHead | None) -> Pooling | None:
+    """Return the pooling of a prompt: that of the head for a classification, else that of the request."""
+    if not option.classify or head is None:
+        return option.pooling
+    return Pooling.MEAN if head.mean else Pooling.CLS
+
+
 def pool_prompts(
-    hidden: torch.Tensor, lengths: Int64, options: list[SlotOptions], upload: Uploader
+    hidden: torch.Tensor, lengths: Int64, poolings: list[Pooling | None], upload: Uploader
 ) -> torch.Tensor:
     """Return the pooled hidden state of each prompt, float32 [prompts, hidden size].
 
     Args:
         hidden: Hidden states of all prompts, one after the other, [tokens, hidden size].
         lengths: Number of tokens of each prompt, int64 [prompts].
-        options: Pooling of each prompt.
+        poolings: Pooling of each prompt.
         upload: Copies arrays to the device.
     """
     ends = np.cumsum(lengths)
-    first = np.array([option.pooling is Pooling.CLS for option in options])
+    first = np.array([pooling is Pooling.CLS for pooling in poolings])
     vectors = hidden[upload(np.where(first, ends - lengths, ends - 1))].float()
-    mean = np.array([option.pooling is Pooling.MEAN for option in options])
+    mean = np.array([pooling is Pooling.MEAN for pooling in poolings])
     if mean.any():
         means = torch.segment_reduce(hidden.float(), "mean", lengths=upload(lengths), axis=0)
         vectors = torch.where(upload(mean)[:, None], means, vectors)

@@ -10,14 +10,17 @@ from mizzen.models.encoders.config import (
     is_classifier,
     read_encoder_activation,
 )
-from mizzen.models.encoders.description import EncoderConfig, EncoderNames, HeadConfig, HeadKind
+from mizzen.models.encoders.description import EncoderConfig, EncoderNames, HeadConfig
 from mizzen.models.hf_fields import Fields
 
-BERT = ("BertModel",)
+BERT = ("BertModel", "BertForSequenceClassification")
 ROBERTA = (
     "RobertaModel",
+    "RobertaForSequenceClassification",
     "XLMRobertaModel",
+    "XLMRobertaForSequenceClassification",
     "CamembertModel",
+    "CamembertForSequenceClassification",
 )
 
 
@@ -25,7 +28,7 @@ def parse_bert(fields: Fields, architecture: str) -> ModelConfig:
     """Read the configuration of a BERT."""
     head = None
     if is_classifier(architecture):
-        head = HeadConfig(kind=HeadKind.POOLER, dense="bert.pooler.dense")
+        head = HeadConfig(dense="bert.pooler.dense")
     positions = fields.integer("max_position_embeddings", 512)
     encoder = EncoderConfig(
         names=EncoderNames(prefix="bert."),
@@ -40,9 +43,7 @@ def parse_roberta(fields: Fields, architecture: str) -> ModelConfig:
     """Read the configuration of a RoBERTa, whose positions begin after the id of its padding token."""
     head = None
     if is_classifier(architecture):
-        head = HeadConfig(
-            kind=HeadKind.FIRST_TOKEN, dense="classifier.dense", classifier="classifier.out_proj"
-        )
+        head = HeadConfig(dense="classifier.dense", classifier="classifier.out_proj")
     padding = fields.values.get("pad_token_id", 1)
     if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
         raise fields.error("pad_token_id", "must be the id of the padding token")

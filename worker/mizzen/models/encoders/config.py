@@ -6,11 +6,15 @@ Importing this module does not import torch: the supervisor reads configurations
 
 from __future__ import annotations
 
+from typing import Any
+
 from mizzen.common.model_task import Task
+from mizzen.core.request import Pooling
 from mizzen.models.block import Activation, BlockConfig, TensorNames
 from mizzen.models.config import ACTIVATIONS, ModelConfig, read_activation, read_dtype, read_token_ids
 from mizzen.models.encoders.description import EncoderConfig
 from mizzen.models.hf_fields import Fields
+from mizzen.models.pooling.labels import read_labels, read_score_activation
 from mizzen.models.rope_config import RopeConfig
 from mizzen.quantization.reader import read_quantization
 
@@ -102,9 +106,27 @@ def encoder_config(
         dtype=read_dtype(fields),
         end_token_ids=read_token_ids(fields),
         ignored_tensors=(r"position_ids$", r"^cls\.", r"^lm_head\.", r"^decoder\.", *unused, *ignored),
-        task=Task.EMBED,
         encoder=encoder,
+        **read_task(fields, encoder),
     )
+
+
+def read_task(fields: Fields, encoder: EncoderConfig) -> dict[str, Any]:
+    """Read what an encoder computes, as fields of `ModelConfig`: embeddings, or logits of labels.
+
+    Raises:
+        ConfigError: the labels or their activation are invalid or not supported.
+    """
+    if encoder.head is None:
+        return {"task": Task.EMBED, "pooling": Pooling.MEAN.value}
+    labels = read_labels(fields)
+    pooling = Pooling.MEAN if encoder.head.mean else Pooling.CLS
+    return {
+        "task": Task.CLASSIFY,
+        "labels": labels,
+        "score_activation": read_score_activation(fields, len(labels)),
+        "pooling": pooling.value,
+    }
 
 
 def read_encoder_activation(fields: Fields, *names: str, default: str = "gelu") -> Activation:

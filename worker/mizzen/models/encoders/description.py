@@ -6,39 +6,26 @@ Importing this module does not import torch: the supervisor reads configurations
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
 from mizzen.models.block import Activation
 
 
-class HeadKind(enum.StrEnum):
-    """Computation of a classification head before its last linear layer, the classifier."""
-
-    POOLER = "pooler"
-    """tanh(dense(first token)) (BERT, GTE)."""
-    FIRST_TOKEN = "first_token"
-    """tanh(dense(first token)), with tensors of the head itself (RoBERTa)."""
-    NORMALISED = "normalised"
-    """norm(activation(dense(first token or mean))) (ModernBERT)."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadConfig:
-    """Classification head of an encoder."""
+    """Classification head of an encoder: classifier(norm(activation(dense(first token or mean))))."""
 
-    kind: HeadKind
     dense: str
     """Name of the first linear layer, without `.weight`."""
     classifier: str = "classifier"
     """Name of the last linear layer."""
     norm: str = ""
-    """Name of the norm between the layers of a `NORMALISED` head."""
+    """Name of the norm between the layers (ModernBERT); empty for none."""
     dense_bias: bool = True
     mean: bool = False
     """Whether the head reads the mean of all tokens instead of the first token."""
     activation: Activation | None = None
-    """Activation function of a `NORMALISED` head; the others have tanh."""
+    """Activation function between the layers; None for tanh (BERT, RoBERTa, GTE)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

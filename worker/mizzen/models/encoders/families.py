@@ -37,19 +37,19 @@ class EncoderFamily:
 ENCODER_FAMILIES: tuple[EncoderFamily, ...] = (
     EncoderFamily(
         "BERT",
-        "bge v1.5, e5, all-MiniLM, gte, snowflake-arctic-embed",
+        "bge v1.5, e5, all-MiniLM, gte, snowflake-arctic-embed; ms-marco-MiniLM",
         bert.BERT,
         bert.parse_bert,
     ),
     EncoderFamily(
         "RoBERTa",
-        "bge-m3, multilingual-e5, snowflake-arctic-embed-l-v2.0",
+        "bge-m3, multilingual-e5, snowflake-arctic-embed-l-v2.0; bge-reranker",
         bert.ROBERTA,
         bert.parse_roberta,
     ),
     EncoderFamily(
         "ModernBERT",
-        "gte-modernbert-base, modernbert-embed-base",
+        "gte-modernbert-base, modernbert-embed-base; gte-reranker-modernbert-base",
         modern_bert.ARCHITECTURES,
         modern_bert.parse_config,
     ),
@@ -61,7 +61,8 @@ ENCODER_FAMILIES: tuple[EncoderFamily, ...] = (
     ),
     EncoderFamily(
         "GTE",
-        "gte-base-en-v1.5 and gte-large-en-v1.5, gte-multilingual-base, snowflake-arctic-embed-m-v2.0",
+        "gte-base-en-v1.5 and gte-large-en-v1.5, gte-multilingual-base, snowflake-arctic-embed-m-v2.0; "
+        "gte-multilingual-reranker-base",
         gte.ARCHITECTURES,
         gte.parse_config,
     ),

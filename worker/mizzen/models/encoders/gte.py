@@ -15,13 +15,15 @@ from mizzen.models.encoders.config import (
     is_classifier,
     read_encoder_activation,
 )
-from mizzen.models.encoders.description import EncoderConfig, EncoderNames, HeadConfig, HeadKind
+from mizzen.models.encoders.description import EncoderConfig, EncoderNames, HeadConfig
 from mizzen.models.hf_fields import Fields
 from mizzen.models.rope_config import RopeConfig, read_rope, rope_fields
 
 ARCHITECTURES = (
     "NewModel",
+    "NewForSequenceClassification",
     "GteModel",
+    "GteForSequenceClassification",
 )
 NAMES = EncoderNames(
     prefix="new.",
@@ -41,16 +43,17 @@ def parse_config(fields: Fields, architecture: str) -> ModelConfig:
         raise fields.error("layer_norm_type", "must be layer_norm")
     if fields.flag("logn_attention_scale"):
         raise fields.error("logn_attention_scale", "must be false: scores are not scaled by the length")
+    names = replace(NAMES, prefix="gte.") if architecture.startswith("Gte") else NAMES
     head = None
     if is_classifier(architecture):
-        head = HeadConfig(kind=HeadKind.POOLER, dense="new.pooler.dense")
+        head = HeadConfig(dense=f"{names.prefix}pooler.dense")
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     types = fields.values.get("type_vocab_size", 1)
     return encoder_config(
         fields,
         architecture,
         EncoderConfig(
-            names=NAMES,
+            names=names,
             token_types=fields.integer("type_vocab_size") if types else 0,
             inner_bias=False,
             up_first=True,

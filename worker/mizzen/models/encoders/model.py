@@ -18,6 +18,7 @@ from mizzen.layers.rope import RotaryEmbedding
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.config import ModelConfig
 from mizzen.models.encoders.description import EncoderConfig
+from mizzen.models.encoders.head import make_head
 from mizzen.models.encoders.layer import Attend, EncoderLayer, make_layer_norm
 
 OLD_NORM_NAMES = {"weight": "gamma", "bias": "beta"}
@@ -45,6 +46,7 @@ class EncoderModel:
         self.rotaries = [
             RotaryEmbedding(rope, config.head_dim, build.dtype, build.device) for rope in config.ropes
         ]
+        self.head = make_head(build, config, encoder)
 
     def _table(self, build: BuildContext, name: str, rows: int) -> TokenEmbedding | None:
         if not rows:
@@ -61,6 +63,8 @@ class EncoderModel:
             yield from map(add_old_norm_name, layer.targets())
         if self.final_norm is not None:
             yield from self.final_norm.targets()
+        if self.head is not None:
+            yield from self.head.targets()
 
     def finish(self) -> None:
         """Do nothing: the weights are used as they are stored."""

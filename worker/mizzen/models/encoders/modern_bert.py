@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from mizzen.models.config import ModelConfig, read_layer_count
 from mizzen.models.encoders.config import encoder_config, is_classifier, read_encoder_activation
-from mizzen.models.encoders.description import EncoderConfig, EncoderNames, HeadConfig, HeadKind
+from mizzen.models.encoders.description import EncoderConfig, EncoderNames, HeadConfig
 from mizzen.models.hf_fields import Fields
 from mizzen.models.rope_config import RopeConfig, read_ropes_by_layer_type
 
-ARCHITECTURES = ("ModernBertModel",)
+ARCHITECTURES = ("ModernBertModel", "ModernBertForSequenceClassification")
 NAMES = EncoderNames(
     prefix="model.",
     embedding="embeddings.tok_embeddings",
@@ -106,7 +106,6 @@ def read_head(fields: Fields) -> HeadConfig:
     if pooling not in ("cls", "mean"):
         raise fields.error("classifier_pooling", "must be cls or mean")
     return HeadConfig(
-        kind=HeadKind.NORMALISED,
         dense="head.dense",
         norm="head.norm",
         dense_bias=fields.flag("classifier_bias"),

@@ -77,15 +77,21 @@ class MessageValidator:
             raise InvalidRequest(f"pooling must be one of {', '.join(Pooling)}, not {message.pooling[:32]!r}")
         if message.classify and self.task is not Task.CLASSIFY:
             raise InvalidRequest(NO_LABELS)
+        prompt = self._prompt(message.prompt)
+        if not 0 <= message.second_start < len(prompt):
+            raise InvalidRequest(
+                f"second_start must be between 0 and {len(prompt) - 1}, not {message.second_start}"
+            )
         return Request(
             rid=message.rid,
-            prompt=self._prompt(message.prompt),
+            prompt=prompt,
             sampling=EMBEDDING,
             salt=message.salt,
             priority=message.priority,
             pooling=Pooling(message.pooling),
             normalize=message.normalize,
             classify=message.classify,
+            second_start=message.second_start,
             arrival=now,
             timeline=self._timeline(message.traceparent, now),
         )
