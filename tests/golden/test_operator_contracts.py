@@ -116,7 +116,7 @@ def test_the_corpus_of_specs_is_valid_and_sets_every_field_of_the_crd() -> None:
         validator.validate(overlay(MINIMAL, spec))
         unknown = {p for p in set_paths(spec) if p} - set(known_paths(SCHEMA["properties"]["spec"]))
         opaque = ("podTemplate.affinity.", "podTemplate.volumes.", "podTemplate.topologySpreadConstraints.")
-        maps = ("nodeSelector.", "labels.", "annotations.", "requests.", "limits.")
+        maps = ("nodeSelector.", "labels.", "annotations.", "requests.", "limits.", "categories.")
         assert not {p for p in unknown if not p.startswith(opaque) and not any(m in p for m in maps)}, name
     covered = {path for spec in SPECS.values() for path in set_paths(overlay(MINIMAL, spec))}
     assert set(leaf_paths(SCHEMA["properties"]["spec"])) - covered == set()

@@ -48,6 +48,7 @@ RIGHT: list[dict[str, Any]] = [
             "toolParser": "Mistral",
             "reasoningParser": "None",
             "accessLog": "Disabled",
+            "moderation": {"categories": {"S10": "hate"}},
             "playground": "Enabled",
             "grpc": "Enabled",
             "extraArgs": ["--max-body-bytes", "4096", "--breaker-failures=9"],

@@ -89,6 +89,7 @@ _FIELDS = {
     "tool_parser": "toolParser",
     "reasoning_parser": "reasoningParser",
     "access_log": "accessLog",
+    "moderation_categories": "moderation",
     "playground": "playground",
     "grpc": "grpc",
     "extra_args": "extraArgs",

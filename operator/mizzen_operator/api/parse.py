@@ -215,6 +215,7 @@ def _gateway(given: Mapping[str, Any]) -> Gateway:
         tool_parser=given["toolParser"],
         reasoning_parser=given["reasoningParser"],
         access_log=given["accessLog"],
+        moderation_categories=given.get("moderation", {}).get("categories", {}),
         playground=given.get("playground") == "Enabled",  # absent in revisions of older releases
         grpc=given.get("grpc") == "Enabled",  # absent in revisions of older releases
         extra_args=tuple(given["extraArgs"]),

@@ -138,6 +138,8 @@ class Gateway:
     tool_parser: str = "Auto"
     reasoning_parser: str = "Auto"
     access_log: str = "Enabled"
+    moderation_categories: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Categories of /v1/moderations, by the label of a classifier or guard model."""
     playground: bool = False
     grpc: bool = False
     extra_args: tuple[str, ...] = ()

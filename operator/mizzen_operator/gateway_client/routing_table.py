@@ -38,6 +38,7 @@ class GatewayReport:
         protocol_mismatches: uids of pods whose wire protocol differs from the gateway's.
         api_keys: state of the API keys; None if requests need no key, or the gateway does not report it.
         quantizations: pairs of a pod's uid and a description of its quantized weights.
+        tasks: pairs of a pod's uid and the task of its model.
     """
 
     serving: frozenset[str] | None
@@ -50,6 +51,7 @@ class GatewayReport:
     protocol_mismatches: frozenset[str] = frozenset()
     api_keys: ApiKeys | None = None
     quantizations: frozenset[tuple[str, str]] = frozenset()
+    tasks: frozenset[tuple[str, str]] = frozenset()
 
 
 NO_REPORT = GatewayReport(None)
@@ -76,6 +78,7 @@ class RoutingState:
         api_keys: the worst API key state that a gateway reports; None if no gateway reports one.
         quantizations: description of a pod's quantized weights, by its uid; pods with other weights, and pods
             to which no gateway is connected, are missing.
+        tasks: task of a pod's model, by the pod's uid; unknown ones are missing.
     """
 
     ready_gateways: int = 0
@@ -91,6 +94,7 @@ class RoutingState:
     protocol_mismatches: frozenset[str] = frozenset()
     api_keys: ApiKeys | None = None
     quantizations: Mapping[str, str] = field(default_factory=dict[str, str])
+    tasks: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def parse_report(body: Any) -> GatewayReport:
@@ -122,6 +126,7 @@ def parse_report(body: Any) -> GatewayReport:
         quantizations=frozenset(
             (engine["uid"], str(engine["quantization"])) for engine in engines if engine.get("quantization")
         ),
+        tasks=frozenset((engine["uid"], str(engine["task"])) for engine in engines if engine.get("task")),
     )
 
 
@@ -161,6 +166,7 @@ def merge_reports(reports: Sequence[GatewayReport], hung: frozenset[str] = froze
             default=None,
         ),
         quantizations=dict(pair for report in reports for pair in report.quantizations),
+        tasks=dict(pair for report in reports for pair in report.tasks),
     )
 
 

@@ -285,7 +285,8 @@ class ServiceReconciler:
             api_keys=context.routing.api_keys,
             missing_refs=context.missing_refs,
             volume_wait=context.volume_wait,
-            quantization=find_quantization(context),
+            quantization=find_model_property(context, context.routing.quantizations, "quantization"),
+            task=find_model_property(context, context.routing.tasks, "task"),
         )
         await collaborators.status_writer.write(key, inputs, restarts_counted=context.restarts_counted)
 
@@ -320,10 +321,15 @@ def _cold_start(before: Sequence[Group], after: Sequence[Group]) -> Mapping[str,
     return max(entries, key=lambda entry: entry["firstReadySeconds"], default={})
 
 
-def find_quantization(context: ReconcileContext) -> str:
-    """Return the description of the quantized weights of the spec's revision; empty for others.
+def find_model_property(context: ReconcileContext, reported: Mapping[str, str], name: str) -> str:
+    """Return a property of the model of the spec's revision; empty if the gateways report none.
 
     While no gateway routes to a group of this revision, the value in the status stays.
+
+    Args:
+        context: the state of the service.
+        reported: the property's values that gateways report, by the uid of the pod.
+        name: name of the property in `status.model`.
     """
     routed = [
         group.uid
@@ -331,13 +337,10 @@ def find_quantization(context: ReconcileContext) -> str:
         if group.revision == context.revision and group.uid in context.routing.routed_by_some
     ]
     if routed:
-        return next(filter(None, map(context.routing.quantizations.get, routed)), "")
+        return next(filter(None, map(reported.get, routed)), "")
     status = context.service.status
-    return (
-        status.get("model", {}).get("quantization", "")
-        if status.get("updateRevision") == context.revision
-        else ""
-    )
+    unchanged = status.get("updateRevision") == context.revision
+    return status.get("model", {}).get(name, "") if unchanged else ""
 
 
 def _check_memory(service: InferenceService, download: Download | None) -> MemoryCheck | None:

@@ -67,6 +67,10 @@ def gateway_arguments(spec: GatewaySpec) -> list[str]:
         ("--tool-parser", TOOL_PARSERS[gateway.tool_parser]),
         ("--reasoning-parser", REASONING_PARSERS[gateway.reasoning_parser]),
         ("--access-log", ACCESS_LOG[gateway.access_log]),
+        *(
+            ("--moderation-category", f"{label}={category}")
+            for label, category in sorted(gateway.moderation_categories.items())
+        ),
         ("--processes", str(gateway.processes)),
         *gateway_options(spec.tracing),
         ("--drain-timeout-seconds", str(spec.drain_timeout)),

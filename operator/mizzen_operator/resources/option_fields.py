@@ -57,6 +57,7 @@ GATEWAY_FIELDS = {
     "warm-seconds": "spec.gateway.routing.warmupTimeoutSeconds",
     "processes": "spec.gateway.processes",
     "access-log": "spec.gateway.accessLog",
+    "moderation-category": "spec.gateway.moderation.categories",
     "playground": "spec.gateway.playground",
     "grpc-port": "spec.gateway.grpc",
     "suspended": "spec.suspend",

@@ -50,6 +50,7 @@ class StatusInputs:
         volume_wait: why a pod waits for its volumes; empty if none does.
         quantization: description of the quantized weights of the spec's revision; empty for others, and if it
             is unknown.
+        task: task of the model of the spec's revision; empty if it is unknown.
     """
 
     service: InferenceService
@@ -73,6 +74,7 @@ class StatusInputs:
     missing_refs: Sequence[RequiredRef] = ()
     volume_wait: str = ""
     quantization: str = ""
+    task: str = ""
 
     @property
     def avoided_nodes(self) -> tuple[str, ...]:

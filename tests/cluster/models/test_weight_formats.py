@@ -69,7 +69,11 @@ def test_a_service_whose_weights_are_quantized_while_they_are_loaded_answers_and
     serve(space, "int8", "file:///opt/mizzen/models/demo", quantization="INT8")
     assert ask(space, "int8") == trained_answer(QUESTION)
     shown = "Online: INT8, a scale for each channel"
-    eventually(lambda: space.get("infsvc", "int8")["status"].get("model") == {"quantization": shown})
+    eventually(
+        lambda: (
+            space.get("infsvc", "int8")["status"].get("model") == {"quantization": shown, "task": "generate"}
+        )
+    )
     head, row = space.kubectl("get", "infsvc", "int8", "-o", "wide").splitlines()
     assert row[head.index("QUANTIZATION") :].startswith(shown)
     found = weight_bytes(space, "int8")
@@ -82,7 +86,7 @@ def test_a_service_whose_weights_are_quantized_while_they_are_loaded_answers_and
         "-p",
         json.dumps({"spec": {"engine": {"quantization": "Auto"}}}),
     )
-    eventually(lambda: "model" not in space.get("infsvc", "int8")["status"], 120)
+    eventually(lambda: space.get("infsvc", "int8")["status"]["model"] == {"task": "generate"}, 120)
 
 
 @pytest.fixture

@@ -65,6 +65,16 @@ async def test_generative_reranker_gets_its_recipes_prompt(
     assert answer["usage"]["prompt_tokens"] == sum(map(len, prompts))
 
 
+async def test_continue_finds_the_scores_of_its_chunks(post: Any, engine: Any) -> None:
+    """Continue's provider `vllm` reads `results`, its provider `openai` reads `data`; both sort by index."""
+    answer = (await post(engine, "/v1/rerank", query=QUERY, documents=DOCUMENTS)).json()
+    for name in ("results", "data"):
+        items = sorted(answer[name], key=lambda item: item["index"])
+        scores = [item["relevance_score"] for item in items]
+        assert len(scores) == 2
+        assert scores[0] < 0.5 < scores[1]
+
+
 async def test_options_of_results(post: Any, engine: Any) -> None:
     response = await post(
         engine, "/v2/rerank", query=QUERY, documents=[{"text": text} for text in DOCUMENTS], top_n=1

@@ -48,6 +48,11 @@ def test_quantizations_are_merged_by_the_uid_of_the_pod() -> None:
     assert merged.quantizations == {"a": "AWQ", "c": "GPTQ"}
 
 
+def test_tasks_are_merged_by_the_uid_of_the_pod() -> None:
+    engines = [{"uid": "a", "state": "serving", "task": "embed"}, {"uid": "b", "state": "serving"}]
+    assert merge_reports([parse_report({"engines": engines}), answer(d="serving")]).tasks == {"a": "embed"}
+
+
 def test_an_engine_mismatches_only_if_every_ready_gateway_reports_it() -> None:
     first = answer(a="foreign", b="foreign", c="foreign", d="serving")
     second = answer(a="foreign", b="connecting", c="serving")

@@ -72,6 +72,7 @@ FULL["gateway"] = {
     "apiKeys": {"secretNames": ["teams"], "fromLabel": True},
     "cors": {"allowOrigins": ["https://chat.example"]},
     "tls": {"secretName": "certificate"},
+    "moderation": {"categories": {"S10": "hate"}},
     "playground": "Enabled",
     "grpc": "Enabled",
 }

@@ -11,7 +11,7 @@ import pytest
 
 from mizzen_operator.gateway_client.routing_table import RoutingState
 from mizzen_operator.model_cache.progress import Download
-from mizzen_operator.reconciler.reconcile_service import find_quantization
+from mizzen_operator.reconciler.reconcile_service import find_model_property
 from mizzen_operator.status.builder import build_status
 from service_kit import GOOD, NOW, OLD, SERVING
 
@@ -28,6 +28,11 @@ def test_it_stands_beside_the_download_or_alone(download: Download | None, quant
     assert ("model" in status) == bool(download or quantization)
 
 
+def test_task_is_reported_with_other_properties() -> None:
+    assert build_status(replace(GOOD, task="embed"), NOW)["model"] == {"task": "embed"}
+    assert "model" not in build_status(GOOD, NOW)
+
+
 def found(routing: RoutingState, status: dict[str, Any] | None = None) -> str:
     context: Any = SimpleNamespace(
         groups=[SERVING, OLD],
@@ -35,7 +40,7 @@ def found(routing: RoutingState, status: dict[str, Any] | None = None) -> str:
         routing=routing,
         service=replace(GOOD.service, status=status or {}),
     )
-    return find_quantization(context)
+    return find_model_property(context, context.routing.quantizations, "quantization")
 
 
 def test_only_groups_of_the_current_revision_count() -> None:

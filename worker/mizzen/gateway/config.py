@@ -86,6 +86,9 @@ class GatewayConfig:
     api_metrics: bool = option(
         False, "Serve /metrics on the port of the OpenAI API too, to clients that may use that API"
     )
+    moderation_category: tuple[str, ...] = option(
+        (), "LABEL=CATEGORY: reports a classifier's label as a category of /v1/moderations; repeatable"
+    )
     playground: bool = option(
         False, "Serve a chat page for browsers at /playground, which uses the gateway's own API"
     )

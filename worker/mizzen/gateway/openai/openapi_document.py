@@ -31,7 +31,11 @@ from mizzen.gateway.openai.tokenize import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from mizzen.gateway.pooling.classify import ClassifyRequest, ClassifyResponse
+from mizzen.gateway.pooling.cohere_embed import CohereEmbedRequest, CohereEmbedResponse
 from mizzen.gateway.pooling.embeddings import EmbeddingRequest, EmbeddingResponse
+from mizzen.gateway.pooling.moderations import ModerationRequest, ModerationResponse
+from mizzen.gateway.pooling.pooling_call import PoolingRequest, PoolingResponse
 from mizzen.gateway.pooling.rerank import RerankRequest, RerankResponse
 from mizzen.gateway.pooling.score import LabelsResponse, PairsResponse, ScoreRequest
 from mizzen.gateway.responses.response_bodies import DeletedResponse, ResponsesResponse
@@ -39,7 +43,8 @@ from mizzen.gateway.responses.schemas import NamespaceTool, ResponsesRequest, Re
 
 REQUESTS: tuple[type, ...] = (
     ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest, CountTokensRequest, EmbeddingRequest,
-    ScoreRequest, RerankRequest, TokenizeRequest, DetokenizeRequest,
+    ScoreRequest, RerankRequest, ClassifyRequest, ModerationRequest, PoolingRequest, CohereEmbedRequest,
+    TokenizeRequest, DetokenizeRequest,
 )  # fmt: skip
 """Types of all request bodies, in the order in which docs/openai.md describes them."""
 REQUEST_PARTS: tuple[type, ...] = (
@@ -49,8 +54,9 @@ REQUEST_PARTS: tuple[type, ...] = (
 """Types of objects in request bodies that are decoded separately, so that no other type contains them."""
 RESPONSES: tuple[type, ...] = (
     ChatResponse, CompletionResponse, ResponsesResponse, EmbeddingResponse, PairsResponse, LabelsResponse,
-    RerankResponse, DeletedResponse, MessageResponse, CountTokensResponse, TokenizeResponse,
-    DetokenizeResponse, Model, ModelList,
+    RerankResponse, ClassifyResponse, ModerationResponse, PoolingResponse, CohereEmbedResponse,
+    DeletedResponse, MessageResponse, CountTokensResponse, TokenizeResponse, DetokenizeResponse, Model,
+    ModelList,
 )  # fmt: skip
 """Types of all response bodies."""
 REF_TEMPLATE = "#/components/schemas/{name}"

@@ -124,7 +124,12 @@ def count_usage(results: Sequence[EmbeddingResult]) -> InputUsage:
 
 
 async def embed_prompts(
-    gateway: Gateway, scope: Scope, generations: list[GenerationRequest], pooling: str | None, normalize: bool
+    gateway: Gateway,
+    scope: Scope,
+    generations: list[GenerationRequest],
+    pooling: str | None,
+    normalize: bool,
+    classify: bool = False,
 ) -> list[EmbeddingResult]:
     """Return the embedding of each prompt, in order.
 
@@ -134,6 +139,7 @@ async def embed_prompts(
         generations: One request per prompt.
         pooling: `last`, `mean` or `cls`; None selects the model's own pooling.
         normalize: True to scale the vectors to length 1.
+        classify: True to return the logits of a classifier's labels instead of embeddings.
 
     Raises:
         ApiError: an embedding could not be computed.
@@ -142,7 +148,7 @@ async def embed_prompts(
 
     async def embed_one(routed: RoutedRequest) -> EmbeddingResult:
         gateway.restart_queue_timeout(routed.queue_entry)
-        result = await dispatcher.embed(routed, pooling, normalize)
+        result = await dispatcher.embed(routed, pooling, normalize, classify)
         count_placement(gateway, routed)
         gateway.metrics.for_model(routed.generation.model).cached_tokens.inc(result.cached_tokens)
         return result

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts with which a model judges whether a document answers a query.
 
-They have the form of the model's own chat template if that knows the roles `query` and `document`, and else
-the form of Qwen3-Reranker. A prompt that is too long is cut at the end of its document, never in its query.
+They have the form of the model's own chat template if that knows the roles `query` and `document`, else the
+form of Qwen3-Reranker or, for other cross-encoders, that of the tokenizer. A prompt that is too long is cut
+at the end of its document, never in its query.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ PREFIX = (
 )
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 CHAT_TOKENS = ("<|im_start|>", "<|im_end|>")
+THINKING = "<think>"
 LABELS = ("yes", "no")
 """Answers whose probabilities are compared."""
 ROLES = ("query", "document")
@@ -77,19 +79,37 @@ class TemplatePairForm:
             raise invalid(str(error), "query", "chat_template") from error
 
 
+@dataclass(frozen=True, slots=True)
+class JoinedPairForm:
+    """Form of a cross-encoder's prompts: the tokenizer joins the two texts with its special tokens."""
+
+    tokenizer: Tokenizer
+
+    def encode(self, query: str, document: str, instruction: str | None) -> list[int]:
+        """Return the token ids of the prompt; an instruction precedes the query."""
+        return self.tokenizer.encode_pair(f"{instruction} {query}" if instruction else query, document)[0]
+
+
 def has_pair_template(text: TextModel) -> bool:
     """Return whether a model's chat template knows the roles of pairs."""
     source = text.template.source if text.template is not None else ""
     return all(f"'{role}'" in source or f'"{role}"' in source for role in ROLES)
 
 
-def find_pair_form(text: TextModel) -> PairForm | None:
-    """Return the form of a model's prompts for pairs; None if the model has neither of the two forms."""
+def find_pair_form(text: TextModel, *, classifies: bool) -> PairForm | None:
+    """Return the form of a model's prompts for pairs; None if the model has no such form.
+
+    Args:
+        text: the text model.
+        classifies: whether the model has a classification head. Only the head of a model with Qwen3's tokens
+            takes prompts of Qwen3-Reranker.
+    """
     if text.template is not None and has_pair_template(text):
         return TemplatePairForm(text.tokenizer, text.template)
-    if all(text.tokenizer.special_token_id(token) is not None for token in CHAT_TOKENS):
+    chats = all(text.tokenizer.special_token_id(token) is not None for token in CHAT_TOKENS)
+    if chats and not (classifies and text.tokenizer.token_id(THINKING) is None):
         return QwenPairForm(text.tokenizer)
-    return None
+    return JoinedPairForm(text.tokenizer) if classifies else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +119,8 @@ class PairPrompt:
     query: str
     document: str
     instruction: str | None = None
+    classifies: bool = False
+    """Whether the model has a classification head, so that its prompt needs no labels."""
     max_document_tokens: int | None = None
     """Number of tokens to which the document is cut."""
     truncate: int | None = None
@@ -111,7 +133,7 @@ class PairPrompt:
         Raises:
             ApiError: 400 if the model has no form for pairs, or the query alone is too long.
         """
-        form = find_pair_form(text)
+        form = find_pair_form(text, classifies=self.classifies)
         if form is None:
             raise not_a_reranker()
 
@@ -121,11 +143,13 @@ class PairPrompt:
         return await text.run(len(self.query) + len(self.document), work)
 
     def label_ids(self, text: TextModel) -> tuple[int, ...]:
-        """Return the ids of the tokens `yes` and `no`.
+        """Return the ids of the tokens `yes` and `no`; none for a model with a classification head.
 
         Raises:
             ApiError: 400 if the tokenizer lacks one of them.
         """
+        if self.classifies:
+            return ()
         ids = [text.tokenizer.token_id(label) for label in LABELS]
         if any(number is None for number in ids):
             raise not_a_reranker()

@@ -2,6 +2,7 @@
 """Scores how well documents answer a query, in the way that suits the model.
 
 - A model that generates text judges each pair: the score is P(yes) / (P(yes) + P(no)) of its next token.
+- A cross-encoder computes the score of each pair: the logistic function of its only logit.
 - An embedding model embeds the query and the documents: the score is the cosine of their vectors.
 """
 
@@ -16,7 +17,8 @@ import numpy as np
 from starlette.types import Scope
 
 from mizzen.core.sampling_params import SamplingParams
-from mizzen.gateway.errors import ApiError
+from mizzen.gateway.errors import ApiError, invalid
+from mizzen.gateway.pooling.classify import apply_activation, classify_prompts
 from mizzen.gateway.pooling.embeddings import embed_prompts
 from mizzen.gateway.pooling.inputs import prompt_generations
 from mizzen.gateway.pooling.label_logprobs import score_labels
@@ -64,9 +66,16 @@ async def score_documents(
     Raises:
         ApiError: the request is invalid, or no engine could serve it.
     """
-    pairs = [pair_generation(options, query, document, index) for index, document in enumerate(documents)]
-    served = await find_service_model(gateway, scope, pairs[0])
-    if served.properties.task == "embed":
+    probe = pair_generation(options, query, documents[0], 0)
+    served = await find_service_model(gateway, scope, probe)
+    classifies = served.properties.task == "classify"
+    pairs = [
+        pair_generation(options, query, document, index, classifies=classifies)
+        for index, document in enumerate(documents)
+    ]
+    if classifies:
+        result = await score_by_head(gateway, scope, options, served, pairs)
+    elif served.properties.task == "embed":
         result = await score_by_cosine(gateway, scope, options, served, query, documents)
     else:
         result = await score_by_labels(gateway, scope, options, pairs)
@@ -77,8 +86,10 @@ async def score_documents(
     return result
 
 
-def pair_generation(options: PairOptions, query: str, document: str, index: int) -> GenerationRequest:
-    """Return the generation request that judges one pair; `index` is the document's."""
+def pair_generation(
+    options: PairOptions, query: str, document: str, index: int, *, classifies: bool = False
+) -> GenerationRequest:
+    """Return the request that judges one pair; `index` is the document's."""
     field = options.document_field.format(index)
     return GenerationRequest(
         model=options.model,
@@ -87,6 +98,7 @@ def pair_generation(options: PairOptions, query: str, document: str, index: int)
             query=query,
             document=document,
             instruction=options.instruction,
+            classifies=classifies,
             max_document_tokens=options.max_document_tokens,
             truncate=options.truncate,
             document_field=field,
@@ -96,6 +108,25 @@ def pair_generation(options: PairOptions, query: str, document: str, index: int)
         priority=options.priority,
         sampling=LABELS,
     )
+
+
+async def score_by_head(
+    gateway: Gateway, scope: Scope, options: PairOptions, served: ServiceModel, pairs: list[GenerationRequest]
+) -> PairScores:
+    """Return the logistic function of each pair's logit, or the logit itself.
+
+    Raises:
+        ApiError: 400 if the model has several labels.
+    """
+    results = await classify_prompts(gateway, scope, served, pairs)
+    if any(len(result.vector) != 1 for result in results):
+        text = "model has several labels: only a classifier with one label scores pairs; use /v1/classify"
+        raise invalid(text, "model", "unsupported_model")
+    vectors = [
+        apply_activation(result.vector, served.properties, activated=options.activation) for result in results
+    ]
+    scores = [float(vector[0]) for vector in vectors]
+    return PairScores(scores, sum(result.prompt_tokens for result in results))
 
 
 async def score_by_labels(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """POST /v1/rerank, /rerank and /v2/rerank: sort documents by how well they answer a query.
 
-The response has the fields of Cohere's, Jina's and vLLM's.
+The response has the fields of Cohere's, Jina's, vLLM's and Voyage's.
 """
 
 from __future__ import annotations
@@ -91,6 +91,13 @@ class RerankResult(msgspec.Struct):
     document: RerankDocument | UnsetType = UNSET
 
 
+class RankedDocument(msgspec.Struct):
+    """Score of the document at `index` of the request, in Voyage's shape."""
+
+    index: int
+    relevance_score: float
+
+
 class ApiVersion(msgspec.Struct):
     """Version of Cohere's API."""
 
@@ -124,6 +131,7 @@ class RerankResponse(msgspec.Struct):
     id: str
     model: str
     results: list[RerankResult]
+    data: Annotated[list[RankedDocument], Meta(description="The same results in Voyage's shape.")]
     usage: InputUsage
     meta: CohereMeta
     object: str = "list"
@@ -168,6 +176,7 @@ class RerankHandler:
             f"rerank-{secrets.token_hex(12)}",
             request.model,
             results,
+            [RankedDocument(result.index, result.relevance_score) for result in results],
             InputUsage(tokens, tokens),
             CohereMeta(ApiVersion(), BilledUnits(search_units=1), CohereTokens(tokens)),
         )

@@ -23,6 +23,8 @@ from mizzen.gateway.openai.response_bodies import InputUsage
 from mizzen.gateway.openai.schemas import PROMPTS, Priority, TokenId, doc
 from mizzen.gateway.pooling.embeddings import embed_prompts
 from mizzen.gateway.pooling.label_logprobs import score_labels
+from mizzen.gateway.pooling.pair_scores import PairOptions, PairScores, pair_generation, score_by_head
+from mizzen.gateway.pooling.service_model import ServiceModel, find_service_model
 from mizzen.gateway.requests.generation_request import MAX_SEQUENCES, GenerationRequest, Prompt
 from mizzen.gateway.telemetry.request_record import get_record
 
@@ -43,8 +45,8 @@ class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     text_1: Annotated[
         str | list[str] | None,
         doc(
-            "vLLM's form: one text, or as many texts as `text_2` has. Scores are cosine similarities "
-            "of the embeddings."
+            "vLLM's form: one text, or as many texts as `text_2` has. Scores are those of a cross-encoder, "
+            "or else cosine similarities of the embeddings."
         ),
     ] = None
     text_2: Annotated[str | list[str] | None, doc("Texts to compare with `text_1`, up to 1,024.")] = None
@@ -154,16 +156,38 @@ class ScoreHandler:
     async def _score_pairs(
         self, request: ScoreRequest, generations: list[GenerationRequest], scope: Scope
     ) -> PairsResponse:
+        served = await find_service_model(self._gateway, scope, generations[0])
+        if served.properties.task == "classify":
+            scored = await self._judge_pairs(request, served, scope)
+        else:
+            scored = await self._compare_pairs(request, generations, scope)
+        scores = [ScoreItem(index, score) for index, score in enumerate(scored.scores)]
+        tokens = scored.prompt_tokens
+        name = f"score-{secrets.token_hex(12)}"
+        return PairsResponse(name, int(time.time()), request.model, scores, InputUsage(tokens, tokens))
+
+    async def _judge_pairs(self, request: ScoreRequest, served: ServiceModel, scope: Scope) -> PairScores:
+        """Return the scores that a cross-encoder gives to the pairs."""
+        left, right = text_list(request.text_1, "text_1"), text_list(request.text_2, "text_2")
+        options = PairOptions(model=request.model, priority=request.priority, document_field="text_2[{}]")
+        pairs = [
+            pair_generation(options, left[index if len(left) > 1 else 0], text, index, classifies=True)
+            for index, text in enumerate(right)
+        ]
+        return await score_by_head(self._gateway, scope, options, served, pairs)
+
+    async def _compare_pairs(
+        self, request: ScoreRequest, generations: list[GenerationRequest], scope: Scope
+    ) -> PairScores:
+        """Return the cosines of the embeddings of the pairs."""
         results = await embed_prompts(self._gateway, scope, generations, None, normalize=True)
         first_count = 1 if isinstance(request.text_1, str) else len(request.text_1 or ())
         first, second = results[:first_count], results[first_count:]
         scores = [
-            ScoreItem(index, float(np.dot(first[index if first_count > 1 else 0].vector, other.vector)))
+            float(np.dot(first[index if first_count > 1 else 0].vector, other.vector))
             for index, other in enumerate(second)
         ]
-        tokens = sum(result.prompt_tokens for result in results)
-        name = f"score-{secrets.token_hex(12)}"
-        return PairsResponse(name, int(time.time()), request.model, scores, InputUsage(tokens, tokens))
+        return PairScores(scores, sum(result.prompt_tokens for result in results))
 
     async def _score_labels(
         self, request: ScoreRequest, generations: list[GenerationRequest], scope: Scope

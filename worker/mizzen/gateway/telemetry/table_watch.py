@@ -88,7 +88,7 @@ def table_version(services: Iterable[Service], synced: bool, tenants: TenantRegi
         parts.append(f"{service.name} {service.waiting_requests > 0} {service.table.key_names}")
         parts += sorted(
             f"{engine.discovered.uid} {engine.name} {engine.state} {engine.revision} {engine.key_names}"
-            f" {engine.problem} {_quantization(engine)}"
+            f" {engine.problem} {_quantization(engine)} {_task(engine)}"
             for engine in service.table
         )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
@@ -117,6 +117,7 @@ def routing_table(services: Iterable[Service], synced: bool, tenants: TenantRegi
                 "state": engine.state,
                 "revision": engine.revision,
                 "quantization": _quantization(engine),
+                "task": _task(engine),
                 "requests": engine.requests,
                 "problem": engine.problem,
                 "protocol": engine.link.protocol,
@@ -161,3 +162,8 @@ def parse_wait(text: str | None) -> float:
     except ValueError:
         return 0.0
     return min(seconds, LONGEST_WAIT_SECONDS) if math.isfinite(seconds) else 0.0
+
+
+def _task(engine: EngineClient) -> str:
+    """Return the task of an engine's model: generate, embed or classify; empty if it is unknown."""
+    return engine.properties.task if engine.text_model is not None else ""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mizzen.common.model_task import Task
 from mizzen.gateway.text.pooling import FILE as POOLING_FILE
 from mizzen.wire.messages import Welcome
 
@@ -35,8 +36,8 @@ class ModelProperties:
     """`generate`, `embed` or `classify`."""
     labels: tuple[str, ...] = ()
     """Names of a classifier's labels, in the order of its logits."""
-    multi_label: bool = False
-    """True if a classifier's labels are independent of each other (`multi_label_classification`)."""
+    activation: str = ""
+    """Function that makes probabilities of a classifier's logits: `softmax`, `sigmoid` or `none`."""
     shortens: bool = False
     """True if the model was trained for shortened vectors (Matryoshka)."""
     lengths: tuple[int, ...] = ()
@@ -64,16 +65,16 @@ def read_model_properties(welcome: Welcome, files: Mapping[str, bytes]) -> Model
     """Return the properties of an engine's model; `files` holds the contents of the existing `FILES`."""
     config, sentence = read_object(files.get(CONFIG)), read_object(files.get(SENTENCE_CONFIG))
     model_type = str(config.get("model_type", ""))
-    embeds = not welcome.generates or POOLING_FILE in welcome.files
+    embeds = POOLING_FILE in welcome.files
     lengths = config.get("matryoshka_dimensions")
     known = model_type in KNOWN_MATRYOSHKA and POOLING_FILE in welcome.files
     prompts = sentence.get("prompts")
-    task = str(getattr(welcome, "task", ""))
+    task = welcome.served_task
     return ModelProperties(
         model_type=model_type,
-        task="classify" if task == "classify" else "embed" if task == "embed" or embeds else "generate",
-        labels=tuple(getattr(welcome, "labels", ())),
-        multi_label=config.get("problem_type") == "multi_label_classification",
+        task="embed" if task is Task.GENERATE and embeds else str(task),
+        labels=welcome.labels,
+        activation=welcome.score_activation,
         shortens=bool(config.get("is_matryoshka")) or bool(lengths) or known,
         lengths=tuple(sorted(n for n in lengths if isinstance(n, int))) if isinstance(lengths, list) else (),
         prompts={str(name): str(text) for name, text in prompts.items()} if isinstance(prompts, dict) else {},

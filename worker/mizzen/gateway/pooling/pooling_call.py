@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""POST /pooling: the vector of each input, or a classifier's logits or probabilities, in vLLM's shape."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.types import Scope
+
+from mizzen.gateway.errors import invalid
+from mizzen.gateway.fields.decoder import BodyDecoder
+from mizzen.gateway.fields.rules import UNUSED, Rules
+from mizzen.gateway.openai.output_form import FamilyOptions
+from mizzen.gateway.openai.response_bodies import InputUsage
+from mizzen.gateway.openai.schemas import Count, doc
+from mizzen.gateway.pooling.classify import apply_activation, classify_prompts
+from mizzen.gateway.pooling.embeddings import count_usage, embed_prompts
+from mizzen.gateway.pooling.inputs import PooledInput, input_generations
+from mizzen.gateway.pooling.service_model import find_service_model
+from mizzen.gateway.pooling.vectors import (
+    EncodingFormat,
+    check_dimensions,
+    check_finite,
+    encode_vectors,
+    shorten_vectors,
+)
+from mizzen.gateway.requests.generation_request import GenerationRequest
+from mizzen.gateway.telemetry.request_record import get_record
+
+if TYPE_CHECKING:
+    from mizzen.gateway.gateway import Gateway
+
+RULES: Rules = {"user": UNUSED}
+POOLED_TASKS = ("embed", "classify")
+
+
+class PoolingRequest(PooledInput, forbid_unknown_fields=True, kw_only=True):
+    """Body of POST /pooling."""
+
+    task: Annotated[
+        Literal["embed", "classify"] | None,
+        doc("`embed` for vectors, `classify` for a classifier's labels; by default the model's own task."),
+    ] = None
+    encoding_format: Annotated[EncodingFormat | None, doc("As in embeddings.")] = None
+    dimensions: Annotated[Count | None, doc("As in embeddings.")] = None
+    activation: Annotated[
+        bool | None,
+        doc("Whether vectors are scaled to length 1, and labels have probabilities (default: true)."),
+    ] = None
+    use_activation: Annotated[bool | None, doc("Other name of `activation`, as in vLLM.")] = None
+
+
+class PooledItem(msgspec.Struct):
+    """Vector of the input at `index`."""
+
+    index: int
+    data: Annotated[
+        msgspec.Raw,
+        Meta(
+            extra_json_schema={"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string"}]}
+        ),
+    ]
+    object: str = "pooling"
+
+
+class PoolingResponse(msgspec.Struct):
+    """Response of POST /pooling."""
+
+    id: str
+    created: int
+    model: str
+    data: list[PooledItem]
+    usage: InputUsage
+    object: str = "list"
+
+
+class PoolingHandler:
+    """Handler of POST /pooling."""
+
+    def __init__(self, gateway: Gateway, families: FamilyOptions) -> None:
+        self._gateway = gateway
+        self._families = families
+        self._decoder = BodyDecoder(PoolingRequest, RULES, strict=gateway.config.strict_fields)
+
+    async def __call__(self, body: bytes, scope: Scope) -> PoolingResponse:
+        """Return the vector of each input in a request body.
+
+        Raises:
+            ApiError: the request is invalid, or no engine could serve it.
+        """
+        gateway = self._gateway
+        request, generations = await gateway.body_reader.parse_body(body, self._parse, scope)
+        get_record(scope).ignored_fields = generations[0].ignored_fields
+        served = await find_service_model(gateway, scope, generations[0])
+        activated = False not in (request.activation, request.use_activation)
+        classifies = (request.task or served.properties.task) == "classify"
+        if classifies and request.dimensions is not None:
+            raise invalid("dimensions needs the task embed", "dimensions")
+        if classifies:
+            results = await classify_prompts(gateway, scope, served, generations)
+            vectors = [
+                apply_activation(result.vector, served.properties, activated=activated) for result in results
+            ]
+        else:
+            any_length = gateway.config.any_dimensions
+            check_dimensions(request.dimensions, served.properties, "dimensions", any_length=any_length)
+            results = await embed_prompts(gateway, scope, generations, None, normalize=activated)
+            vectors = [result.vector for result in results]
+            check_finite(vectors)
+            vectors = shorten_vectors(vectors, request.dimensions, "dimensions", normalize=activated)
+        encoded = await encode_vectors(vectors, request.encoding_format)
+        items = [PooledItem(index, text) for index, text in enumerate(encoded)]
+        name = f"pool-{secrets.token_hex(12)}"
+        return PoolingResponse(name, int(time.time()), request.model, items, count_usage(results))
+
+    def _parse(self, body: bytes) -> tuple[PoolingRequest, list[GenerationRequest]]:
+        request, ignored = self._decoder.decode(body)
+        return request, input_generations(request, ignored, self._families)
