@@ -75,6 +75,37 @@ def test_file_ranges_are_slices_of_tensors(
     assert sum(ranges) == sum(expected.destination.nbytes for expected in targets)
 
 
+@pytest.mark.parametrize(("block", "reads"), [(1 << 20, 2), (3000, 10), (1000, 30)])
+def test_neighbouring_tensors_are_read_together(
+    block: int, reads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two files hold 15 tensors of 1,000 bytes each, whose targets come in another order than the tensors."""
+    monkeypatch.setattr(streaming, "BLOCK", block)
+    count = 0
+
+    def read(descriptor: int, into: memoryview, start: int, path: Path) -> None:
+        nonlocal count
+        count += 1
+        read_exactly(descriptor, into, start, path)
+
+    read_exactly = streaming.read_exactly
+    monkeypatch.setattr(streaming, "read_exactly", read)
+    monkeypatch.setattr(streaming, "THREADS", 1)
+    contents = {str(i): torch.full((10, 25), float(i)) for i in range(30)}
+    pieces, targets = [], []
+    for first in (0, 15):
+        path = tmp_path / f"{first}.safetensors"
+        save_file({str(i): contents[str(i)] for i in range(first, first + 15)}, path)
+        header = SafetensorsHeader(path)
+        for i in reversed(range(first, first + 15)):
+            targets.append(target(str(i), contents[str(i)]))
+            pieces.append(header.file_range(targets[-1]))
+    sizes: list[int] = []
+    stream_to_device([piece for piece in pieces if piece is not None], sizes.append)
+    assert (count, sum(sizes)) == (reads, 30_000)
+    assert all(torch.equal(each.destination, contents[each.name]) for each in targets)
+
+
 def test_converted_and_strided_targets_have_no_file_range(
     tensors: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:

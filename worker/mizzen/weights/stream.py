@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,6 +144,44 @@ def split_into_blocks(file_ranges: list[FileRange]) -> Iterator[FileRange]:
             )
 
 
+def join_neighbours(blocks: Iterable[FileRange]) -> Iterator[list[FileRange]]:
+    """Yield the blocks in the order of the files, joined with neighbours that one read of `BLOCK` covers.
+
+    The tensors of a mixture's experts are many and may be small, and lie side by side in files.
+    """
+    joined: list[FileRange] = []
+    size = 0
+    for block in sorted(blocks, key=lambda block: (str(block.path), block.start)):
+        length = len(block.destination)
+        follows = (
+            bool(joined)
+            and joined[-1].path == block.path
+            and not (joined[-1].run_bytes or block.run_bytes)
+            and joined[0].start + size == block.start
+            and size + length <= BLOCK
+        )
+        if joined and not follows:
+            yield joined
+            joined, size = [], 0
+        joined.append(block)
+        size += length
+    if joined:
+        yield joined
+
+
+def read_blocks(descriptor: int, blocks: list[FileRange], buffer: np.ndarray) -> None:
+    """Fill the beginning of `buffer`, uint8 [`BLOCK`], with the bytes of neighbouring blocks of an open file.
+
+    Raises:
+        OSError: the file cannot be read, or is truncated.
+    """
+    if len(blocks) == 1:
+        blocks[0].read(descriptor, buffer)
+        return
+    size = sum(len(block.destination) for block in blocks)
+    read_exactly(descriptor, buffer[:size].data, blocks[0].start, blocks[0].path)
+
+
 class ThreadBuffers(threading.local):
     """Pinned buffers and CUDA stream of a reader thread; each thread gets its own."""
 
@@ -157,8 +196,8 @@ class ThreadBuffers(threading.local):
         self.copied: list[torch.cuda.Event | torch.Event | None] = [None] * BUFFERS_PER_THREAD
         self.next_buffer = 0
 
-    def copy_block(self, descriptor: int, file_range: FileRange) -> int:
-        """Read a block from an open file and start its copy to the device; return its size in bytes.
+    def copy_blocks(self, descriptor: int, blocks: list[FileRange]) -> int:
+        """Read neighbouring blocks of an open file and start their copies to the device; return their size.
 
         Raises:
             OSError: the file cannot be read, or is truncated.
@@ -166,18 +205,16 @@ class ThreadBuffers(threading.local):
         self.next_buffer = (self.next_buffer + 1) % BUFFERS_PER_THREAD
         if (event := self.copied[self.next_buffer]) is not None:
             event.synchronize()
-        size = len(file_range.destination)
         buffer = self.buffers[self.next_buffer]
-        file_range.read(descriptor, buffer.numpy())
-        buffer = buffer[:size]
-        with torch.inference_mode():
-            if self.stream is None:
-                file_range.destination.copy_(buffer)
-            else:
-                with torch.cuda.stream(self.stream):
-                    file_range.destination.copy_(buffer, non_blocking=True)
-                self.copied[self.next_buffer] = self.stream.record_event()
-        return size
+        read_blocks(descriptor, blocks, buffer.numpy())
+        sizes = [len(block.destination) for block in blocks]
+        parts = buffer[: sum(sizes)].split(sizes)
+        with torch.inference_mode(), torch.cuda.stream(self.stream) if self.stream else nullcontext():
+            for block, part in zip(blocks, parts, strict=True):
+                block.destination.copy_(part, non_blocking=self.stream is not None)
+        if self.stream is not None:
+            self.copied[self.next_buffer] = self.stream.record_event()
+        return sum(sizes)
 
 
 def read_exactly(descriptor: int, into: memoryview, start: int, path: Path) -> None:
@@ -197,7 +234,7 @@ def read_exactly(descriptor: int, into: memoryview, start: int, path: Path) -> N
 def stream_to_device(file_ranges: list[FileRange], done: Callable[[int], None]) -> None:
     """Copy file ranges to their destinations, which must all be on one device.
 
-    After each block is read, `done` is called with its size in bytes.
+    After each read, `done` is called with its size in bytes.
 
     Raises:
         OSError: a file cannot be read, or is truncated.
@@ -211,8 +248,8 @@ def stream_to_device(file_ranges: list[FileRange], done: Callable[[int], None]) 
     }
     try:
         with ThreadPoolExecutor(THREADS, "mizzen-weights") as pool:
-            blocks = split_into_blocks(file_ranges)
-            futures = [pool.submit(buffers.copy_block, descriptors[block.path], block) for block in blocks]
+            reads = join_neighbours(split_into_blocks(file_ranges))
+            futures = [pool.submit(buffers.copy_blocks, descriptors[read[0].path], read) for read in reads]
             try:
                 for future in as_completed(futures):
                     done(future.result())
