@@ -86,17 +86,8 @@ class JoinedPairForm:
     tokenizer: Tokenizer
 
     def encode(self, query: str, document: str, instruction: str | None) -> list[int]:
-        """Return the token ids of the prompt; an instruction precedes the query.
-
-        Raises:
-            ApiError: 400 if the tokens of the two texts have different types, which are not sent to engines.
-        """
-        first = f"{instruction} {query}" if instruction else query
-        ids, second_start = self.tokenizer.encode_pair(first, document)
-        if second_start:
-            text = "model needs token types of pairs (as BERT does), which are not supported here"
-            raise invalid(text, "model", "unsupported_model")
-        return ids
+        """Return the token ids of the prompt; an instruction precedes the query."""
+        return self.tokenizer.encode_pair(f"{instruction} {query}" if instruction else query, document)[0]
 
 
 def has_pair_template(text: TextModel) -> bool:
