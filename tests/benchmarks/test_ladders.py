@@ -130,6 +130,13 @@ def test_gemms_are_measured_by_kernel() -> None:
     assert len(result["rows"]) == 10
 
 
+def test_experts_are_compared_with_a_loop() -> None:
+    result, _ = run_json("experts", "--shape=tiny", "--device=cpu", "--rounds=1")
+    assert list(result["experts"]["tiny"]) == ["1", "8"]
+    for batch in result["experts"]["tiny"].values():
+        assert list(batch["kernels"]) == ["pytorch"] and batch["kernels"]["pytorch"]["error"] < 1e-5
+
+
 def test_every_policy_and_eviction_is_measured() -> None:
     result, _ = run_json("scheduler_step", "--sizes", "4", "--steps", "60", "--all")
     assert len(result["runs"]) == 9
@@ -176,7 +183,7 @@ def test_gpu_all_runs_each_command_once() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-@pytest.mark.parametrize("name", ["decode", "startup", "attention", "products", "grammar"])
+@pytest.mark.parametrize("name", ["decode", "startup", "attention", "products", "experts", "grammar"])
 def test_without_a_gpu_a_benchmark_fails_with_a_hint(name: str) -> None:
     process = benchmark(name)
     assert process.returncode == 1

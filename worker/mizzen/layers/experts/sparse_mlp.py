@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mizzen.layers.activation import make_activation
+from mizzen.layers.activation import ActivationFunction, make_activation
 from mizzen.layers.context import BuildContext
 from mizzen.layers.experts.mxfp4_weights import Mxfp4ExpertWeights
 from mizzen.layers.experts.products import ExpertProduct, make_product
@@ -26,6 +26,11 @@ from mizzen.quantization.schemes import Mxfp4Weights, Unquantized
 
 if TYPE_CHECKING:
     from mizzen.kernels.nvrtc import KernelSpec
+    from mizzen.layers.experts.kernel_product import ExpertKernels
+
+USES_KERNELS = False
+"""Whether mixtures on Hopper GPUs use the kernels of `mizzen.kernels.experts`, by the table `HOPPER_PLAN` of
+`kernel_plans.py`. It remains False until `benchmarks/experts.py` has measured that they are faster."""
 
 
 class SharedExpert:
@@ -79,6 +84,23 @@ def make_experts(
     return quantized, make_quantized_product(quantized, activation, build.device)
 
 
+def make_kernels(
+    router: ExpertRouter, weights: ExpertWeights, activation: ActivationFunction, product: ExpertProduct
+) -> ExpertKernels | None:
+    """Return the kernels of a mixture, or None if they do not support its device, type, sizes or activation.
+
+    `product` runs the batches for which the library that PyTorch calls is faster.
+    """
+    if not weights.gate_up.is_cuda:
+        return None
+    from mizzen.layers.experts.kernel_product import ExpertKernels, KernelProduct, KernelRouter
+
+    if not KernelProduct.supports(weights.gate_up, weights.down, activation):
+        return None
+    kernels = KernelProduct(weights.gate_up, weights.down, activation, weights.biases, product)
+    return ExpertKernels(KernelRouter(router), kernels)
+
+
 class Mixture:
     """Router, experts and shared expert of one layer."""
 
@@ -86,6 +108,15 @@ class Mixture:
         self.router = ExpertRouter(build, experts, config.hidden_size, prefix)
         self.weights, self.product = make_experts(build, config, experts, prefix)
         self.shared = SharedExpert(build, config, experts, prefix) if experts.shared_width else None
+        self.kernels: ExpertKernels | None = None
+        if USES_KERNELS and isinstance(self.weights, ExpertWeights):
+            activation = make_activation(build, config.block, prefix)
+            self.kernels = make_kernels(self.router, self.weights, activation, self.product)
+
+    def compile_kernels(self) -> None:
+        """Compile the kernels of the router and the experts, if any are used."""
+        if self.kernels is not None:
+            self.kernels.compile(adds=self.shared is not None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Run x [tokens, hidden] through its experts; return this rank's partial sum [tokens, hidden].
@@ -93,6 +124,8 @@ class Mixture:
         Each rank holds a shard of the inner elements of every expert, also of the shared one, so that the sum
         over ranks contains every output once.
         """
+        if self.kernels is not None:
+            return self.kernels(x, None if self.shared is None else self.shared(x))
         total = self.product(x, *self.router(x))
         if self.shared is not None:
             total.add_(self.shared(x))
@@ -122,9 +155,10 @@ class SparseMLP:
             yield from self.down.shared.targets()
 
     def finish(self) -> None:
-        """Prepare the loaded weights."""
+        """Prepare the loaded weights, and compile kernels before any graph is captured."""
         if not isinstance(self.down.weights, ExpertWeights):
             self.down.weights.finish()
+        self.down.compile_kernels()
         if self.down.shared is not None:
             self.down.shared.mlp.finish()
 

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels of experts compile for Hopper without a GPU, to machine code with properties that make them fast.
+
+The shape is that of Qwen3-30B-A3B.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from mizzen.kernels.experts import few_rows, grouped_gemm, router  # noqa: E402
+from mizzen.layers.experts.kernel_plans import FEW_ROWS, HOPPER_PLAN, PROMPTS, SMALL, Grouped  # noqa: E402
+
+DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+HELD, PER_TOKEN, HIDDEN, WIDTH = 128, 8, 2048, 768
+MAX_SHARED_BYTES = 227 * 1024
+SHAPE = {"HELD": HELD, "PER_TOKEN": PER_TOKEN, "HIDDEN": HIDDEN, "WIDTH": WIDTH, "BIAS": False, "PDL": True}
+TYPES = {"chosen": "*i64", "weights": "*fp32", "pairs": "*i32", "block_experts": "*i32"}
+
+
+class Compiled:
+    """Machine code of a kernel, its registers spilled to memory, and its shared memory in bytes."""
+
+    def __init__(
+        self,
+        kernel: Any,
+        constants: Mapping[str, Any],
+        types: Mapping[str, str],
+        folder: Path,
+        **options: int,
+    ) -> None:
+        if not DISASSEMBLER.exists():
+            pytest.skip("there is no disassembler here")
+        numbers = dict.fromkeys(("limit", "slope", "floor", "scale"), "fp32")
+        known = {**numbers, **TYPES, **types, **dict.fromkeys(constants, "constexpr")}
+        signature = {name: known.get(name, "*bf16") for name in kernel.arg_names}
+        aligned = [i for i, name in enumerate(kernel.arg_names) if signature[name].startswith("*")]
+        source = ASTSource(
+            kernel, signature, dict(constants), {(i,): [["tt.divisibility", 16]] for i in aligned}
+        )
+        code = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        self.path = folder / "kernel.cubin"
+        self.path.write_bytes(code.asm["cubin"])
+        self.shared = code.metadata.shared
+        self.instructions = self.dump("--dump-sass")
+        self.spilled = "STACK:0 " not in self.dump("--dump-resource-usage")
+
+    def dump(self, option: str) -> str:
+        command = [DISASSEMBLER, option, self.path]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    def find(self, pattern: str) -> list[str]:
+        """Return the instructions that match a pattern, in order."""
+        return re.findall(rf"\b({pattern})\b", self.instructions)
+
+
+def test_few_rows_have_all_weights_of_a_tile_in_flight(tmp_path: Path) -> None:
+    tile = FEW_ROWS.gate_up
+    constants = {**SHAPE, "GATE": 0, "ROWS": tile.rows, "COLUMNS": tile.columns}
+    code = Compiled(few_rows._gate_up_kernel, constants, {}, tmp_path, num_warps=tile.warps)
+    loads_of_weights = 2 * tile.rows * HIDDEN * 2 // (16 * 32 * tile.warps)
+    order = code.find(r"LDG\.E\.128|FMUL|FFMA")
+    assert order[:loads_of_weights] == ["LDG.E.128"] * loads_of_weights
+    assert not code.spilled
+
+
+def test_down_of_few_rows_loads_weights_before_the_pdl_wait(tmp_path: Path) -> None:
+    tile = FEW_ROWS.down
+    constants = {**SHAPE, "PADDED": 8, "ADD": False, "ROWS": tile.rows, "COLUMNS": tile.columns}
+    code = Compiled(few_rows._down_kernel, constants, {}, tmp_path, num_warps=tile.warps)
+    order = code.find(r"LDG\.E\.128(?!\.STRONG)|ACQBULK")
+    assert order.index("ACQBULK") == PER_TOKEN * tile.rows * tile.columns * 2 // (16 * 32 * tile.warps)
+    assert not code.spilled
+
+
+@pytest.mark.parametrize(
+    ("variant", "gated", "instruction"),
+    [(SMALL, True, "HGMMA.64x16x16"), (SMALL, False, "HGMMA.64x16x16"), (PROMPTS, False, "HGMMA.64x256x16")],
+    ids=["small gate-up", "small down", "prompts down"],
+)
+def test_grouped_gemms_use_wgmma_without_spills(
+    variant: Grouped, gated: bool, instruction: str, tmp_path: Path
+) -> None:
+    tile = variant.gate_up if gated else variant.down
+    size, inner = (WIDTH, HIDDEN) if gated else (HIDDEN, WIDTH)
+    constants = {
+        "PER_ROW": PER_TOKEN if gated else 1,
+        "SIZE": size,
+        "INNER": inner,
+        "GATE": 0 if gated else -1,
+        "BIAS": False,
+        "ROWS": tile.rows,
+        "OUTPUTS": tile.outputs,
+        "COLUMNS": tile.columns,
+        "SWAP": tile.swap,
+        "PDL": True,
+    }
+    code = Compiled(
+        grouped_gemm._grouped_kernel, constants, {}, tmp_path, num_warps=tile.warps, num_stages=tile.stages
+    )
+    assert instruction in code.instructions and "LDGSTS" in code.instructions
+    assert not code.spilled
+    # Two blocks of small tiles fit on an SM, so that one loads while the other ends.
+    assert code.shared <= MAX_SHARED_BYTES // (2 if variant is SMALL else 1) - 1024
+
+
+def test_the_choice_of_experts_compiles_without_spills(tmp_path: Path) -> None:
+    flags = ("LOGIT_BIAS", "CORRECTION", "LIVE", "RENORMALIZE", "LIBRARY", "PDL")
+    sizes = {"COUNT": 256, "HELD": 256, "PER_TOKEN": 8, "PADDED": 8, "GROUPS": 8, "TOP_GROUPS": 4}
+    constants = {
+        **sizes,
+        "GROUPS_PADDED": 8,
+        "GROUP_PADDED": 32,
+        "SOFTMAX": False,
+        **dict.fromkeys(flags, True),
+    }
+    floats = dict.fromkeys(("logits", "logit_bias", "correction"), "*fp32")
+    types = {**floats, "live_rows": "*i32", "first": "i32"}
+    assert not Compiled(router._choose_kernel, constants, types, tmp_path, num_warps=1).spilled
+
+
+def test_the_plan_covers_all_batches() -> None:
+    limits = [limit for limit, _ in HOPPER_PLAN.grouped]
+    assert limits == sorted(limits)
+    for tokens in (1, HOPPER_PLAN.few_tokens):
+        assert HOPPER_PLAN.variant(tokens, PER_TOKEN, HELD) is HOPPER_PLAN.few_rows
+    found = [HOPPER_PLAN.variant(tokens, PER_TOKEN, HELD) for tokens in range(1, 8193)]
+    assert set(found) == set(HOPPER_PLAN.variants)
+    for variant in HOPPER_PLAN.variants:
+        if isinstance(variant, Grouped):
+            assert variant.gate_up.rows == variant.down.rows

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products by kernels of experts equal a loop in float64, and do not change in company or in CUDA graphs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hopper import on_hopper
+
+from mizzen.layers.activation import ActivationFunction
+from mizzen.layers.context import BuildContext
+from mizzen.layers.experts.products import GroupedProduct, SortedProduct
+from mizzen.layers.experts.router import ExpertRouter
+from mizzen.models.block import Activation
+from mizzen.models.experts_config import ExpertsConfig
+
+if TYPE_CHECKING:
+    from mizzen.layers.experts.kernel_product import KernelProduct
+
+pytestmark = on_hopper("triton", "Triton")
+CUDA = torch.device("cuda")
+COUNT, PER_TOKEN, HIDDEN, WIDTH = 33, 5, 2048, 768
+NAN = float("nan")
+Weights = tuple[torch.Tensor, torch.Tensor, ActivationFunction]
+VARIANTS = range(5)
+"""Indices of the variants of `HOPPER_PLAN`."""
+
+
+def random(*shape: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(shape, generator=generator, device="cuda") * shape[-1] ** -0.5
+
+
+@pytest.fixture(scope="module")
+def weights() -> Weights:
+    gate_up, down = random(COUNT, 2 * WIDTH, HIDDEN, seed=1), random(COUNT, HIDDEN, WIDTH, seed=2)
+    activation = ActivationFunction(
+        BuildContext(device=CUDA, dtype=torch.bfloat16, fused=True), Activation.SILU
+    )
+    return gate_up.bfloat16(), down.bfloat16(), activation
+
+
+@pytest.fixture(scope="module")
+def router() -> ExpertRouter:
+    experts = ExpertsConfig(count=COUNT, per_token=PER_TOKEN, width=WIDTH, layers=(True,))
+    made = ExpertRouter(BuildContext(device=CUDA, dtype=torch.bfloat16), experts, HIDDEN, "")
+    made.weight.copy_(random(COUNT, HIDDEN, seed=3) * 16)
+    return made
+
+
+def make_inputs(tokens: int) -> torch.Tensor:
+    return (random(tokens, HIDDEN, seed=tokens) * HIDDEN**0.5).bfloat16()
+
+
+def make_kernels(weights: Weights) -> KernelProduct:
+    from mizzen.layers.experts.kernel_product import KernelProduct
+
+    return KernelProduct(*weights, None, GroupedProduct(*weights))
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 33, 600])
+@pytest.mark.parametrize("index", VARIANTS)
+def test_products_equal_that_of_the_cpu(
+    index: int, tokens: int, weights: Weights, router: ExpertRouter
+) -> None:
+    product = make_kernels(weights)
+    x = make_inputs(tokens)
+    chosen, factors = router(x)
+    gate_up, down, _ = weights
+    plain = ActivationFunction(BuildContext(device=CUDA, dtype=torch.float64), Activation.SILU)
+    exact = SortedProduct(gate_up.double(), down.double(), plain)
+    expected = exact(x.double(), chosen, factors.double()).float()
+    variant = product.plan.variants[index]
+    found = product.run(x, chosen, factors, variant=variant, added=x)
+    expected += x.float()
+    torch.testing.assert_close(found.float(), expected, rtol=0.02, atol=0.02 * expected.abs().max().item())
+    assert torch.equal(product.run(x, chosen, factors, variant=variant, added=x), found)
+    row = tokens // 2
+    alone = [tensor[row : row + 1] for tensor in (x, chosen, factors)]
+    if index < len(VARIANTS) - 1:  # the library's GEMMs of different sizes round differently
+        assert torch.equal(product.run(*alone, variant=variant, added=x[row : row + 1])[0], found[row])
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 40])
+def test_router_and_product_run_in_a_graph(tokens: int, weights: Weights, router: ExpertRouter) -> None:
+    from mizzen.layers.experts.kernel_product import ExpertKernels, KernelRouter
+
+    kernels = ExpertKernels(KernelRouter(router), make_kernels(weights))
+    kernels.compile(adds=True)
+    x, y = make_inputs(tokens), make_inputs(tokens + 1)[:tokens]
+    expected = kernels(y, y)
+    assert torch.equal(kernels.router(y)[0], router(y)[0])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = kernels(x, x)
+    for padding in (0.0, NAN, 1.0):
+        x.copy_(y)
+        x[tokens - tokens // 4 :] = padding
+        graph.replay()
+        live = tokens - tokens // 4
+        assert torch.equal(found[:live], expected[:live])

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of tokens with their experts, and the choice of experts, by kernels of `mizzen.kernels.experts`.
+
+All shapes are static and nothing is synchronised with the host, so that CUDA graphs can capture both.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from mizzen.kernels.experts.align import align_pairs
+from mizzen.kernels.experts.few_rows import down_rows, gate_up_rows
+from mizzen.kernels.experts.gate import KINDS, Gate
+from mizzen.kernels.experts.grouped_gemm import down_grouped, gate_up_grouped
+from mizzen.kernels.experts.router import LOGITS_ROWS, RoutingRules, choose_experts, router_logits
+from mizzen.kernels.experts.weighted_sum import sum_pairs
+from mizzen.kernels.launch import has_wgmma
+from mizzen.layers.activation import ClampedSwiGLU
+from mizzen.layers.experts.biases import ExpertBiases
+from mizzen.layers.experts.kernel_plans import (
+    HOPPER_PLAN,
+    ExpertKernelPlan,
+    FewRows,
+    Grouped,
+    Library,
+    Variant,
+)
+from mizzen.layers.experts.products import ExpertProduct, GroupedProduct
+from mizzen.layers.experts.router import ExpertRouter
+from mizzen.layers.linear_methods.base import GateActivation
+from mizzen.models.experts_config import Scoring
+
+
+def make_gate(activation: GateActivation) -> Gate:
+    """Return the gate of kernels for an activation, whose kind must be a key of `KINDS`."""
+    if isinstance(activation, ClampedSwiGLU):
+        return Gate(activation.kind, activation.limit, activation.slope)
+    return Gate(activation.kind)
+
+
+class KernelProduct:
+    """Multiplies tokens by their experts with kernels that a plan chooses by the size of the batch.
+
+    A token's result is the same in all batches that use the same variant. Between variants, float32 sums
+    round differently, and only some round each expert's output to the model's data type before the sum.
+    """
+
+    def __init__(
+        self,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        activation: GateActivation,
+        biases: ExpertBiases | None,
+        library: ExpertProduct,
+        plan: ExpertKernelPlan = HOPPER_PLAN,
+    ) -> None:
+        """Keep the weights `gate_up` [held, 2 * width, hidden] and `down` [held, hidden, width].
+
+        `library` is the product with the same weights that runs batches of the variant `Library`.
+        """
+        self.gate_up, self.down, self.gate, self.plan = gate_up, down, make_gate(activation), plan
+        self.gate_up_bias = None if biases is None else biases.gate_up
+        self.down_bias = None if biases is None else biases.down
+        self.library = library
+
+    @staticmethod
+    def supports(gate_up: torch.Tensor, down: torch.Tensor, activation: GateActivation) -> bool:
+        """Return whether the kernels support the device, type and sizes of the weights, and the gate."""
+        return (
+            activation.kind in KINDS
+            and has_wgmma(gate_up.device)
+            and GroupedProduct.supports(gate_up, down)
+            and gate_up.is_contiguous()
+            and down.is_contiguous()
+        )
+
+    def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Return this rank's sums of outputs, float32 [tokens, hidden]; see `ExpertProduct`."""
+        return self.run(x, chosen, weights, dtype=torch.float32)
+
+    def run(
+        self,
+        x: torch.Tensor,
+        chosen: torch.Tensor,
+        weights: torch.Tensor,
+        *,
+        added: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        variant: Variant | None = None,
+    ) -> torch.Tensor:
+        """Return this rank's sums of outputs [tokens, hidden].
+
+        Args:
+            x: Inputs [tokens, hidden].
+            chosen: Experts of each token, int64 [tokens, experts per token]; indices outside [0, held)
+                contribute nothing.
+            weights: Factors of their outputs, float32 of the same shape.
+            added: Tensor [tokens, hidden] that is added before the sum is rounded.
+            dtype: Data type of the sums; that of x by default.
+            variant: Kernels and tiles; those of the plan by default.
+        """
+        tokens, per_token = chosen.shape
+        x, chosen, weights, dtype = (
+            x.contiguous(),
+            chosen.contiguous(),
+            weights.contiguous(),
+            dtype or x.dtype,
+        )
+        match variant or self.plan.variant(tokens, per_token, len(self.down)):
+            case FewRows(gate_up, down):
+                inner = gate_up_rows(x, chosen, self.gate_up, self.gate, gate_up, self.gate_up_bias)
+                return down_rows(inner, chosen, weights, self.down, down, self.down_bias, added, dtype)
+            case Grouped(gate_up, down):
+                aligned = align_pairs(chosen, len(self.down), gate_up.rows)
+                inner = gate_up_grouped(
+                    x, per_token, aligned, self.gate_up, self.gate, gate_up, self.gate_up_bias
+                )
+                outputs = down_grouped(inner, aligned, self.down, down, self.down_bias)
+                return sum_pairs(outputs, chosen, weights, len(self.down), added, dtype)
+            case Library():
+                total = self.library(x, chosen, weights)
+                return (total if added is None else total.add_(added)).to(dtype)
+
+    def compile(self, per_token: int, *, adds: bool) -> None:
+        """Compile the kernels of all variants, for tokens with that many experts.
+
+        Each variant runs for one token without experts, and so reads no weights. The library compiles
+        nothing. `adds` says whether `run` will get a tensor to add.
+        """
+        x = self.down.new_zeros(1, self.down.shape[1])
+        none = torch.full((1, per_token), len(self.down), dtype=torch.int64, device=x.device)
+        weights = torch.zeros(1, per_token, device=x.device)
+        for variant in self.plan.variants:
+            if not isinstance(variant, Library):
+                self.run(x, none, weights, added=x if adds else None, variant=variant)
+
+
+class KernelRouter:
+    """Chooses experts in one launch after the logits; the result is that of an `ExpertRouter`."""
+
+    def __init__(self, router: ExpertRouter, first: int = 0, held: int | None = None) -> None:
+        """Take weights and rules of `router`; the rank holds `held` experts from `first` on, or all."""
+        self.router, self.first, self.held = router, first, held
+        self.rules = make_rules(router)
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose the experts of x [tokens, hidden]; see `ExpertRouter` and `choose_experts`."""
+        router = self.router
+        if len(x) <= LOGITS_ROWS:
+            logits, logit_bias = router_logits(x.contiguous(), router.weight), router.logit_bias
+        else:
+            logits, logit_bias = router.compute_logits(x), None
+        return choose_experts(
+            logits,
+            self.rules,
+            logit_bias=logit_bias,
+            correction=router.bias,
+            first=self.first,
+            held=self.held,
+        )
+
+    def compile(self, dtype: torch.dtype) -> None:
+        """Compile the kernels for small and for large batches of inputs of a data type."""
+        for rows in (1, LOGITS_ROWS + 1):
+            self(self.router.weight.new_zeros(rows, self.router.weight.shape[1], dtype=dtype))
+
+
+def make_rules(router: ExpertRouter) -> RoutingRules:
+    """Return the rules by which a router chooses experts."""
+    config = router.config
+    return RoutingRules(
+        count=config.count,
+        per_token=config.per_token,
+        softmax=config.scoring is Scoring.SOFTMAX,
+        groups=config.groups,
+        top_groups=config.top_groups,
+        renormalize=config.renormalize,
+        sum_floor=config.sum_floor,
+        scale=config.scale,
+    )
+
+
+class ExpertKernels:
+    """The kernels of a mixture: those of its router, and those of its product."""
+
+    def __init__(self, router: KernelRouter, product: KernelProduct) -> None:
+        self.router, self.product = router, product
+
+    def __call__(self, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
+        """Return this rank's sums of outputs for x, both [tokens, hidden], plus `added` of the same shape."""
+        return self.product.run(x, *self.router(x), added=added)
+
+    def compile(self, *, adds: bool) -> None:
+        """Compile all kernels; `adds` says whether calls will get a tensor to add."""
+        self.router.compile(self.product.down.dtype)
+        self.product.compile(self.router.rules.per_token, adds=adds)
