@@ -88,9 +88,9 @@ class LlmBackend:
 
     async def score(self, prompt: list[int], start: int, session: str) -> float:
         """Return a sum of log probabilities; see `Backend`."""
-        params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+        params = SamplingParams(max_tokens=1, prompt_logprobs=0, prompt_logprobs_from=start)
         logprobs = (await self._run(prompt, params)).prompt_logprobs or []
-        return sum(token.logprob for token in logprobs[start - 1 :])
+        return sum(token.logprob for token in logprobs[len(logprobs) + start - len(prompt) :])
 
     async def _run(self, prompt: list[int], params: SamplingParams) -> Completion:
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
@@ -155,7 +155,7 @@ class HttpBackend:
 
     async def score(self, prompt: list[int], start: int, session: str) -> float:
         """Return a sum of log probabilities; see `Backend`."""
-        body = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 0}
+        body = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 0, "prompt_logprobs_from": start}
         answer = await self._post("/v1/completions", body, session)
         return sum(answer["choices"][0]["logprobs"]["token_logprobs"][start:])
 

@@ -88,7 +88,7 @@ class InferenceService:
                 context_length=max(welcome.context_length for welcome in welcomes),
                 vocab_size=welcomes[0].vocab_size,
                 end_token_ids=welcomes[0].end_token_ids,
-                task="generate" if welcomes[0].generates else "embed",
+                task=welcomes[0].served_task,
             )
 
     def _new_request(
