@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import Meta
 from starlette.types import Scope
 
+from mizzen.common import model_task
 from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.fields.decoder import BodyDecoder
 from mizzen.gateway.fields.rules import UNUSED, Rules
@@ -116,16 +117,12 @@ async def classify_prompts(
 
 
 def apply_activation(logits: Vector, properties: ModelProperties, *, activated: bool) -> Vector:
-    """Return the probabilities of labels (float32 [labels]); the logits themselves unless `activated`.
-
-    A single label gets the logistic function, because its softmax would always be 1.
-    """
-    if not activated or properties.activation == "none":
+    """Return the scores of labels (float32 [labels]); the logits themselves unless `activated`."""
+    if not activated:
         return logits
-    if properties.activation == "sigmoid" or len(logits) == 1:
-        return 1 / (1 + np.exp(-logits.clip(-80, 80)))
-    exponentials = np.exp(logits - logits.max())
-    return exponentials / exponentials.sum()
+    named = properties.activation  # empty: the engine is older than this gateway
+    activation = model_task.ScoreActivation(named) if named else model_task.default_activation(len(logits))
+    return model_task.apply_activation(logits, activation)
 
 
 def label_names(properties: ModelProperties, count: int) -> list[str]:
