@@ -112,6 +112,11 @@ SPEED = Row(
             "Time between two consecutive steps that generate tokens of the same request.",
             "s", quantiles("mizzen_engine_inter_token_seconds", OF), yellow=0.1, red=0.2,
         ),
+        Panel(
+            "Load of the busiest expert",
+            "Tokens of the busiest expert over the mean, in the most unequal layer of a mixture.",
+            "short", (Query(f"max by (pod) (mizzen_engine_expert_load_ratio{{{OF}}})", "{{pod}}"),),
+        ),
     ),
 )  # fmt: skip
 CACHE = Row(

@@ -252,6 +252,7 @@ def _panel(panel: Panel, number: int, place: Json) -> Json:
     custom = _custom(panel)
     if custom:
         defaults["custom"] = custom
+    options = _options(panel)
     return {
         "id": number,
         "type": panel.kind,
@@ -260,7 +261,7 @@ def _panel(panel: Panel, number: int, place: Json) -> Json:
         "datasource": DATASOURCE,
         "gridPos": place,
         "fieldConfig": {"defaults": defaults, "overrides": []},
-        "options": _options(panel),
+        **({"options": options} if options else {}),
         "targets": [_target(panel, index, query) for index, query in enumerate(panel.queries)],
         **({"transformations": _columns()} if panel.kind == "table" else {}),
     }

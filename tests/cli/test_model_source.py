@@ -230,9 +230,9 @@ def test_every_translation_names_existing_options() -> None:
             assert option in known, f"{name}: {entry.instead}"
 
 
-def test_mixtures_of_experts_are_advised_to_shard_every_expert() -> None:
+def test_options_of_expert_parallelism_lead_to_the_number_of_groups() -> None:
     for name in ("--enable-expert-parallel", "--ep-size"):
-        assert FOREIGN_BY_NAME[name].instead.endswith("--tensor N shards every expert of a native model")
+        assert FOREIGN_BY_NAME[name].instead.startswith("--expert N")
 
 
 def test_serve_reports_a_device_that_it_chose(monkeypatch: pytest.MonkeyPatch) -> None:

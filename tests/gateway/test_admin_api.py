@@ -35,6 +35,7 @@ async def test_admin_api_requires_its_token_and_reports_engines(
         assert table["engines"][0]["state"] == "serving"
         assert table["engines"][0]["revision"] == "r1"
         assert table["engines"][0]["quantization"] == ""
+        assert table["engines"][0]["expertGroups"] == 0
         assert table["engines"][0]["requests"] == 0
         await text_of(gateway.client(), max_tokens=3)
         metrics = (await http.get(f"{gateway.admin}/metrics")).text

@@ -71,9 +71,16 @@ def test_a_mixture_with_a_native_implementation_is_shared_by_gpus() -> None:
         "use more GPUs (--tensor) or GPUs with more memory, or quantized weights: --quantization fp8 needs "
         "21.9 GiB for them"
     )
-    odd = inspect({**MIXTRAL, "intermediate_size": 14338}, tensor=4).tensor_sizes[0]
-    assert odd.reason == (
-        "intermediate_size (14338) must be a multiple of the tensor ranks (4): use --tensor 1 or 2"
+
+
+def test_a_mixture_whose_width_cannot_be_divided_is_shared_as_whole_experts() -> None:
+    odd = inspect({**MIXTRAL, "intermediate_size": 14338}, tensor=4)
+    assert (odd.tensor_sizes[0].possible, odd.tensor_sizes[0].expert) == (True, 2)
+    assert "--expert      2 with --tensor 4, since" in format_inspection(odd)
+    odd = inspect({**MIXTRAL, "intermediate_size": 14338, "num_local_experts": 7}, tensor=4)
+    assert odd.tensor_sizes[0].reason == (
+        "intermediate_size (14338) must be a multiple of the tensor ranks (4), or num_local_experts (7) must "
+        "be a multiple of the expert groups (4): use --tensor 1 or 2"
     )
 
 

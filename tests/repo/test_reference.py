@@ -348,7 +348,7 @@ def test_the_crd_reserves_exactly_the_engine_options_that_the_operator_sets() ->
     reserved = set(re.search(r"\^--\(([a-z|-]+)\)", rule)[1].split("|"))  # type: ignore[index]
     worker = group_member.GroupMember("r1", 0, 0, "s-r1-0-0", rank=1)
     plain = service(extraArgs=[])
-    full = replace(plain, pods=2, model=replace(plain.model, implementation="Native"))
+    full = replace(plain, pods=2, expert=1, model=replace(plain.model, implementation="Native"))
     rendered = engine_args.engine_arguments(full, "r1", worker)
     assert reserved == {argument[2:] for argument in rendered if argument.startswith("--")}
 

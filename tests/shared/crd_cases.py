@@ -31,12 +31,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     ("nine aliases", {"model": {"aliases": [f"a{n}" for n in range(9)]}}, "spec.model.aliases", "at most 8"),
     ("alias twice", {"model": {"aliases": ["a", "a"]}}, "spec.model.aliases", "Duplicate"),
-    (
-        "alias is the name",
-        {"model": {"aliases": ["demo"]}},
-        "spec.model.aliases",
-        "remove it from the aliases",
-    ),
+    ("alias is the name", {"model": {"aliases": ["demo"]}}, "spec.model.aliases", "remove it from the a"),
     (
         "alias is the served name",
         {"model": {"servedName": "a", "aliases": ["a"]}},
@@ -48,6 +43,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("context", {"model": {"contextLength": 0}}, "spec.model.contextLength", "greater than or equal to 1"),
     ("replicas", {"replicas": -1}, "spec.replicas", "greater than or equal to 0"),
     ("replicas as text", {"replicas": "2"}, "spec.replicas", "must be of type integer"),
+    ("expert", {"parallelism": {"expert": 2}}, "spec.parallelism.expert", "must divide spec.parallelism.t"),
     ("tensor", {"parallelism": {"tensor": 3}}, "spec.parallelism.tensor", "must be 1, 2, 4 or 8"),
     (
         "tensor no multiple",

@@ -22,6 +22,7 @@ RIGHT: list[dict[str, Any]] = [
         }
     },
     {"parallelism": {"tensor": 8}, "accelerator": {"perPod": 8, "nodeSelector": {"gpu": "h200"}}},
+    {"parallelism": {"tensor": 4, "expert": 2}},
     {"parallelism": {"tensor": 8, "topologyKey": "example.com/rack"}, "accelerator": {"perPod": 2}},
     {"engine": {"device": "CPU"}, "parallelism": {"tensor": 2}, "accelerator": {"perPod": 1}},
     {"engine": {"memoryFraction": 0.9}},

@@ -109,6 +109,7 @@ def _parse(body: Mapping[str, Any]) -> InferenceService:
         rotate_keys=meta.get("annotations", {}).get(labels.ROTATE_KEYS, ""),
         pods=tensor // spec["accelerator"].get("perPod", tensor),
         topology_key=spec["parallelism"].get("topologyKey", ""),
+        expert=spec["parallelism"].get("expert"),
         common=CommonMetadata(common.get("labels", {}), common.get("annotations", {})),
         spec=spec,
     )

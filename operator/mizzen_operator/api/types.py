@@ -301,6 +301,8 @@ class InferenceService:
     history_limit: int = 5
     access: ModelAccess = ModelAccess()
     autoscaling: Autoscaling | None = None
+    expert: int | None = None
+    """Number of groups of ranks that hold different experts; None if the engine derives it."""
     network_policy: bool = False
     parameters: str = ""
     """`spec.model.parameters`; empty if it is not declared."""

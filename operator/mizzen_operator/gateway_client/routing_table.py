@@ -39,6 +39,7 @@ class GatewayReport:
         api_keys: state of the API keys; None if requests need no key, or the gateway does not report it.
         quantizations: pairs of a pod's uid and a description of its quantized weights.
         tasks: pairs of a pod's uid and the task of its model.
+        expert_groups: pairs of a pod's uid and its number of groups of ranks with different experts.
     """
 
     serving: frozenset[str] | None
@@ -52,6 +53,7 @@ class GatewayReport:
     api_keys: ApiKeys | None = None
     quantizations: frozenset[tuple[str, str]] = frozenset()
     tasks: frozenset[tuple[str, str]] = frozenset()
+    expert_groups: frozenset[tuple[str, int]] = frozenset()
 
 
 NO_REPORT = GatewayReport(None)
@@ -79,6 +81,8 @@ class RoutingState:
         quantizations: description of a pod's quantized weights, by its uid; pods with other weights, and pods
             to which no gateway is connected, are missing.
         tasks: task of a pod's model, by the pod's uid; unknown ones are missing.
+        expert_groups: number of a pod's groups of ranks with different experts, by its uid; pods without
+            experts, and pods to which no gateway is connected, are missing.
     """
 
     ready_gateways: int = 0
@@ -95,6 +99,7 @@ class RoutingState:
     api_keys: ApiKeys | None = None
     quantizations: Mapping[str, str] = field(default_factory=dict[str, str])
     tasks: Mapping[str, str] = field(default_factory=dict[str, str])
+    expert_groups: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def parse_report(body: Any) -> GatewayReport:
@@ -127,6 +132,9 @@ def parse_report(body: Any) -> GatewayReport:
             (engine["uid"], str(engine["quantization"])) for engine in engines if engine.get("quantization")
         ),
         tasks=frozenset((engine["uid"], str(engine["task"])) for engine in engines if engine.get("task")),
+        expert_groups=frozenset(
+            (engine["uid"], int(engine["expertGroups"])) for engine in engines if engine.get("expertGroups")
+        ),
     )
 
 
@@ -167,6 +175,7 @@ def merge_reports(reports: Sequence[GatewayReport], hung: frozenset[str] = froze
         ),
         quantizations=dict(pair for report in reports for pair in report.quantizations),
         tasks=dict(pair for report in reports for pair in report.tasks),
+        expert_groups=dict(pair for report in reports for pair in report.expert_groups),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from mizzen_operator.api import reasons
 from mizzen_operator.api.gpu_memory_check import MemoryCheck, check_gpu_memory
@@ -52,6 +52,8 @@ from mizzen_operator.rollout.state import load_state
 from mizzen_operator.status.inputs import StatusInputs
 
 logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
 
 
 class ServiceReconciler:
@@ -285,8 +287,9 @@ class ServiceReconciler:
             api_keys=context.routing.api_keys,
             missing_refs=context.missing_refs,
             volume_wait=context.volume_wait,
-            quantization=find_model_property(context, context.routing.quantizations, "quantization"),
-            task=find_model_property(context, context.routing.tasks, "task"),
+            quantization=find_model_property(context, context.routing.quantizations, "quantization") or "",
+            task=find_model_property(context, context.routing.tasks, "task") or "",
+            expert_groups=find_model_property(context, context.routing.expert_groups, "expert") or 0,
         )
         await collaborators.status_writer.write(key, inputs, restarts_counted=context.restarts_counted)
 
@@ -321,8 +324,8 @@ def _cold_start(before: Sequence[Group], after: Sequence[Group]) -> Mapping[str,
     return max(entries, key=lambda entry: entry["firstReadySeconds"], default={})
 
 
-def find_model_property(context: ReconcileContext, reported: Mapping[str, str], name: str) -> str:
-    """Return a property of the model of the spec's revision; empty if the gateways report none.
+def find_model_property(context: ReconcileContext, reported: Mapping[str, Value], name: str) -> Value | None:
+    """Return a property of the model of the spec's revision; None if the gateways report none.
 
     While no gateway routes to a group of this revision, the value in the status stays.
 
@@ -337,10 +340,10 @@ def find_model_property(context: ReconcileContext, reported: Mapping[str, str], 
         if group.revision == context.revision and group.uid in context.routing.routed_by_some
     ]
     if routed:
-        return next(filter(None, map(reported.get, routed)), "")
+        return next(filter(None, map(reported.get, routed)), None)
     status = context.service.status
     unchanged = status.get("updateRevision") == context.revision
-    return status.get("model", {}).get(name, "") if unchanged else ""
+    return status.get("model", {}).get(name) if unchanged else None
 
 
 def _check_memory(service: InferenceService, download: Download | None) -> MemoryCheck | None:

@@ -33,6 +33,7 @@ def engine_arguments(service: InferenceService, name: str, member: GroupMember) 
         "context-length": model.context_length,
         "model-implementation": "" if model.implementation == "Auto" else model.implementation.lower(),
         "tensor": service.tensor,
+        "expert": service.expert,
         "max-running-requests": engine.max_running_requests,
         "memory-fraction": engine.memory_fraction,
         "prefill-chunk-tokens": engine.prefill_chunk_tokens,

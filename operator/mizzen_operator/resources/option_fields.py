@@ -16,6 +16,7 @@ ENGINE_FIELDS = {
     "model-implementation": "spec.model.implementation",
     "served-name": "spec.model.servedName",
     "tensor": "spec.parallelism.tensor",
+    "expert": "spec.parallelism.expert",
     "nodes": "spec.parallelism.tensor / spec.accelerator.perPod",
     "device": "spec.engine.device",
     "max-running-requests": "spec.engine.maxRunningRequests",

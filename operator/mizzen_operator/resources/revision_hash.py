@@ -29,6 +29,7 @@ def revision(service: InferenceService, config: OperatorConfig) -> str:
     fields = {
         "image": engine_image(service, config),
         "tensor": service.tensor,
+        "expert": service.expert,
         "podTemplate": service.pod_template,
         "spread": service.availability.spread_key,
         **({"pods": service.pods} if service.pods > 1 else {}),

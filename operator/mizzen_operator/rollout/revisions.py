@@ -242,7 +242,7 @@ def restore_service(service: InferenceService, data: Mapping[str, Any]) -> Infer
 
 _OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "model": ("servedName", "contextLength", "implementation", "credentialsSecretRef", "endpoint"),
-    "parallelism": ("topologyKey",),
+    "parallelism": ("expert", "topologyKey"),
     "accelerator": ("memory", "perPod", "profile", "resourceClaimTemplateName"),
     "engine": ("image", "quantization"),
     "podTemplate": (

@@ -64,12 +64,14 @@ def build_status(inputs: StatusInputs, now: datetime) -> dict[str, Any]:
 
 
 def _model(inputs: StatusInputs) -> dict[str, Any]:
-    """Return the entry `model` with the download, the quantization and the task, as far as known."""
+    """Return the entry `model` with the download, quantization, task and experts, as far as known."""
     model = inputs.download.as_status() if inputs.download is not None else {}
     if inputs.quantization:
         model["quantization"] = inputs.quantization
     if inputs.task:
         model["task"] = inputs.task
+    if inputs.expert_groups:
+        model["expert"] = inputs.expert_groups
     return {"model": model} if model else {}
 
 

@@ -51,6 +51,8 @@ class StatusInputs:
         quantization: description of the quantized weights of the spec's revision; empty for others, and if it
             is unknown.
         task: task of the model of the spec's revision; empty if it is unknown.
+        expert_groups: number of the groups of ranks with different experts, if the model has any; 0 if not,
+            and if it is unknown.
     """
 
     service: InferenceService
@@ -75,6 +77,7 @@ class StatusInputs:
     volume_wait: str = ""
     quantization: str = ""
     task: str = ""
+    expert_groups: int = 0
 
     @property
     def avoided_nodes(self) -> tuple[str, ...]:

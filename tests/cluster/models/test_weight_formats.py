@@ -26,10 +26,13 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
 
-def serve(space: Space, name: str, source: str, **engine: Any) -> None:
+def serve(
+    space: Space, name: str, source: str, parallelism: dict[str, int] | None = None, **engine: Any
+) -> None:
     """Create a service with one group on the CPU, and wait until it is ready."""
     spec = {
         "model": {"source": source},
+        "parallelism": parallelism or {},
         "engine": {"device": "CPU", **engine},
         "gateway": {"replicas": 1},
         "accelerator": {"nodeSelector": {}},
@@ -38,8 +41,8 @@ def serve(space: Space, name: str, source: str, **engine: Any) -> None:
     space.wait(f"infsvc/{name}", "condition=Ready", 100)
 
 
-def set_quantization(space: Space, name: str, value: str) -> None:
-    patch = json.dumps({"spec": {"engine": {"quantization": value}}})
+def set_quantization(space: Space, name: str, value: str, **spec: Any) -> None:
+    patch = json.dumps({"spec": {"engine": {"quantization": value}, **spec}})
     space.kubectl("patch", "infsvc", name, "--type=merge", "-p", patch)
 
 
@@ -86,7 +89,7 @@ def test_a_service_whose_weights_are_quantized_while_they_are_loaded_answers_and
         "-p",
         json.dumps({"spec": {"engine": {"quantization": "Auto"}}}),
     )
-    eventually(lambda: space.get("infsvc", "int8")["status"]["model"] == {"task": "generate"}, 120)
+    eventually(lambda: space.get("infsvc", "int8")["status"].get("model") == {"task": "generate"}, 120)
 
 
 @pytest.fixture
@@ -95,17 +98,21 @@ def experts() -> Iterator[Path]:
     tokens = {"vocab_size": 1024, "bos_token_id": 0, "eos_token_id": 5, "pad_token_id": 1}
     # Pods do not see the host's /tmp: each of them gets an empty one.
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="mizzen-") as folder:
-        save_twin(Path(folder), "qwen3-moe", dtype=torch.bfloat16, max_position_embeddings=2048, **tokens)
+        sizes = {"num_experts": 8, "max_position_embeddings": 2048}
+        save_twin(Path(folder), "qwen3-moe", dtype=torch.bfloat16, **sizes, **tokens)
         for name in TOKENIZER:
             shutil.copy(ROOT / "models/demo" / name, folder)
         yield Path(folder)
 
 
 def test_a_mixture_of_experts_is_served_and_quantized_while_it_is_loaded(space: Space, experts: Path) -> None:
-    serve(space, "experts", f"file://{experts}")
+    serve(space, "experts", f"file://{experts}", {"tensor": 2, "expert": 2})
     assert ask(space, "experts")
+    shown = {"expert": 2, "task": "generate"}
+    eventually(lambda: space.get("infsvc", "experts")["status"].get("model") == shown)
     assert {name for name, size in weight_bytes(space, "experts").items() if size} == {"float32"}
-    set_quantization(space, "experts", "FP8")
-    shown = "Online: FP8, a scale for each channel"
-    eventually(lambda: space.get("infsvc", "experts")["status"].get("model") == {"quantization": shown}, 120)
+    # Quantized experts are divided by their width alone.
+    set_quantization(space, "experts", "FP8", parallelism={"expert": None})
+    quantized = {"expert": 1, "task": "generate", "quantization": "Online: FP8, a scale for each channel"}
+    eventually(lambda: space.get("infsvc", "experts")["status"].get("model") == quantized, 120)
     assert ask(space, "experts")

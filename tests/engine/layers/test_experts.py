@@ -206,14 +206,40 @@ def test_a_token_has_the_same_result_in_any_company(kind: Callable[..., Any]) ->
     assert padded[25:].isnan().all()
 
 
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_products_of_ranks_with_different_experts_add_up(kind: Callable[..., Any]) -> None:
+    """Integers make all sums exact. One of the four ranks holds only an expert that no token has chosen."""
+    gate_up, down = ((weights * 2).round() for weights in make_weights())
+    activation = ActivationFunction(BUILD, Activation.RELU2)
+    x, chosen = (random(30, HIDDEN) * 2).round(), choose_unequally(30)
+    weights = (random(30, 3).abs() * 4).round()
+    whole = kind(gate_up, down, activation)(x, chosen, weights)
+    total = torch.zeros_like(whole)
+    for held in (slice(0, 3), slice(3, 6), slice(6, 7), slice(7, 9)):
+        count = held.stop - held.start
+        indices = torch.full((9,), count)
+        indices[held] = torch.arange(count)
+        product = kind(gate_up[held], down[held], activation, partial=True)
+        part = product(x, indices[chosen], weights)
+        alone = product(x[4:5], indices[chosen[4:5]], weights[4:5])
+        assert torch.equal(alone, part[4:5])
+        assert not part[(indices[chosen] == count).all(1)].any()
+        total += part
+    assert torch.equal(total, whole)
+
+
 def test_other_devices_than_gpus_sort() -> None:
     assert isinstance(make_product(*make_weights(), ACTIVATION), SortedProduct)
     assert not GroupedProduct.supports(*make_weights(torch.bfloat16))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+GRIDS = [(1, 1), (2, 1), (4, 1), (3, 3), (6, 3), (12, 3), (9, 9)]
+"""Numbers of ranks, and of groups of ranks with different experts."""
+
+
+@pytest.mark.parametrize(("ranks", "groups"), GRIDS)
 @pytest.mark.parametrize("layout", ExpertLayout)
-def test_shards_of_all_layouts_are_those_of_every_expert(layout: ExpertLayout, ranks: int) -> None:
+def test_every_element_of_all_layouts_is_on_one_rank(layout: ExpertLayout, ranks: int, groups: int) -> None:
     gate_up, down = make_weights()
     gate, up = gate_up.chunk(2, dim=1)
     names = EXPERTS.names
@@ -223,9 +249,10 @@ def test_shards_of_all_layouts_are_those_of_every_expert(layout: ExpertLayout, r
     for expert in range(9) if layout is ExpertLayout.SEPARATE else ():
         parts = {"gate_proj": gate, "up_proj": up, "down_proj": down}
         tensors |= {f"mlp.experts.{expert}.{name}.weight": part[expert] for name, part in parts.items()}
-    size = EXPERTS.width // ranks
+    per_group, count = ranks // groups, EXPERTS.count // groups
+    size = EXPERTS.width // per_group
     for rank in range(ranks):
-        build = replace(BUILD, mesh=Mesh(Axis(rank, ranks)))
+        build = replace(BUILD, mesh=Mesh(Axis(rank, ranks), groups))
         weights = ExpertWeights(build, replace(EXPERTS, layout=layout), HIDDEN, "mlp.")
         for parameter in (weights.gate_up, weights.down):
             parameter.fill_(NAN)
@@ -233,14 +260,19 @@ def test_shards_of_all_layouts_are_those_of_every_expert(layout: ExpertLayout, r
             tensor = tensors[target.name]
             assert tensor.shape == target.shape
             target.destination.copy_(tensor[target.shard])
-        own = slice(rank * size, (rank + 1) * size)
-        assert torch.equal(weights.gate_up, torch.cat([gate[:, own], up[:, own]], dim=1))
-        assert torch.equal(weights.down, down[:, :, own])
+        group, part = divmod(rank, per_group)
+        held, own = slice(group * count, (group + 1) * count), slice(part * size, (part + 1) * size)
+        assert torch.equal(weights.gate_up, torch.cat([gate[held, own], up[held, own]], dim=1))
+        assert torch.equal(weights.down, down[held, :, own])
+        chosen = torch.arange(9).view(3, 3)
+        local = [min(expert - held.start, count) if expert >= held.start else count for expert in range(9)]
+        assert weights.localize(chosen).flatten().tolist() == local
+        assert weights.partial == (groups > 1)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_shards_of_alternating_gate_and_up_have_the_gate_first(ranks: int) -> None:
-    """Rank 0 alone holds the biases of the down projections."""
+@pytest.mark.parametrize(("ranks", "groups"), GRIDS)
+def test_shards_of_alternating_gate_and_up_have_the_gate_first(ranks: int, groups: int) -> None:
+    """The first rank of each group holds the biases of the down projections of its experts."""
     gate_up, down = make_weights()
     bias, down_bias = random(9, 16, seed=8), random(9, HIDDEN, seed=9)
     names, width = EXPERTS.names, EXPERTS.width
@@ -252,18 +284,20 @@ def test_shards_of_alternating_gate_and_up_have_the_gate_first(ranks: int) -> No
         names.stacked_down_bias: down_bias,
     }
     experts = replace(EXPERTS, layout=ExpertLayout.TRANSPOSED, interleaved=True, biases=True)
-    size = width // ranks
+    per_group, count = ranks // groups, EXPERTS.count // groups
+    size = width // per_group
     for rank in range(ranks):
-        weights = ExpertWeights(replace(BUILD, mesh=Mesh(Axis(rank, ranks))), experts, HIDDEN, "")
+        weights = ExpertWeights(replace(BUILD, mesh=Mesh(Axis(rank, ranks), groups)), experts, HIDDEN, "")
         for target in weights.targets():
             assert tensors[target.name].shape == target.shape
             target.destination.copy_(tensors[target.name][target.shard])
-        own = slice(rank * size, (rank + 1) * size)
+        group, part = divmod(rank, per_group)
+        held, own = slice(group * count, (group + 1) * count), slice(part * size, (part + 1) * size)
         rows = torch.cat([torch.arange(own.start, own.stop) + first for first in (0, width)])
-        assert torch.equal(weights.gate_up, gate_up[:, rows])
-        assert torch.equal(weights.down, down[:, :, own])
+        assert torch.equal(weights.gate_up, gate_up[held, rows])
+        assert torch.equal(weights.down, down[held, :, own])
         assert weights.biases is not None
-        assert torch.equal(weights.biases.gate_up, bias[:, rows])
-        assert (weights.biases.down is None) == (rank > 0)
+        assert torch.equal(weights.biases.gate_up, bias[held, rows])
+        assert (weights.biases.down is None) == (part > 0)
         if weights.biases.down is not None:
-            assert torch.equal(weights.biases.down, down_bias)
+            assert torch.equal(weights.biases.down, down_bias[held])

@@ -13,7 +13,7 @@ import torch
 
 from family_twins import SMALL, TWINS
 from mizzen.layers.context import BuildContext
-from mizzen.layers.sharding import Axis, Mesh, check_shardable
+from mizzen.layers.sharding import Axis, Mesh, check_shardable, choose_expert_groups
 from mizzen.models.base import DecoderModel
 from mizzen.models.block import Activation, BlockConfig, NormKind, NormPlacement, QKNorm, TensorNames
 from mizzen.models.config import ModelConfig
@@ -28,7 +28,7 @@ def loaded_by_rank(config: ModelConfig, ranks: int) -> int:
     build = BuildContext(
         device=torch.device("cpu"),
         dtype=torch.float32,
-        mesh=Mesh(Axis(0, ranks)),
+        mesh=Mesh(Axis(0, ranks), choose_expert_groups(config, ranks)),
         collectives=communicator,
     )
     return sum(target.destination.numel() for target in DecoderModel(build, config).targets())

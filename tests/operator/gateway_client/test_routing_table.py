@@ -53,6 +53,14 @@ def test_tasks_are_merged_by_the_uid_of_the_pod() -> None:
     assert merge_reports([parse_report({"engines": engines}), answer(d="serving")]).tasks == {"a": "embed"}
 
 
+def test_divisions_of_experts_are_merged_by_the_uid_of_the_pod() -> None:
+    def report(**groups: int) -> GatewayReport:
+        engines = [{"uid": uid, "state": "serving", "expertGroups": count} for uid, count in groups.items()]
+        return parse_report({"engines": engines})
+
+    assert merge_reports([report(a=2, b=0), report(a=2, c=1)]).expert_groups == {"a": 2, "c": 1}
+
+
 def test_an_engine_mismatches_only_if_every_ready_gateway_reports_it() -> None:
     first = answer(a="foreign", b="foreign", c="foreign", d="serving")
     second = answer(a="foreign", b="connecting", c="serving")

@@ -91,8 +91,9 @@ def test_pods_of_a_group_have_the_pod_group_labels_of_kueue(service: Make) -> No
 def test_the_revision_depends_on_pods_per_group_and_topology(service: Make) -> None:
     two = {"engine": {"device": "CPU"}, "parallelism": {"tensor": 2}}
     near = {**two, "parallelism": {"tensor": 2, "topologyKey": "example.com/rack"}}
-    services = [service(**two), service(**two, accelerator={"perPod": 1}), service(**near)]
-    assert len({revision(variant, CONFIG) for variant in services}) == 3
+    whole = {**two, "parallelism": {"tensor": 2, "expert": 2}}
+    services = [service(**two), service(**two, accelerator={"perPod": 1}), service(**near), service(**whole)]
+    assert len({revision(variant, CONFIG) for variant in services}) == 4
 
 
 @pytest.mark.parametrize(

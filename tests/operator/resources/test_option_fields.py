@@ -45,7 +45,7 @@ FULL: dict[str, Any] = {
         "endpoint": "https://hub.example",
     },
     "engine": {**SPEC["engine"], "quantization": "FP8"},
-    "parallelism": {"tensor": 4},
+    "parallelism": {"tensor": 4, "expert": 2},
     "accelerator": {"resourceName": "nvidia.com/gpu", "nodeSelector": {}, "perPod": 2},
     "podTemplate": {"imagePullSecrets": [], "tolerations": []},
     "autoscaling": {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The status shows the format of quantized weights, as the engines of the spec's revision report it."""
+"""The status shows the format of weights and the division of experts, as engines report it."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ def test_task_is_reported_with_other_properties() -> None:
     assert "model" not in build_status(GOOD, NOW)
 
 
+def test_the_number_of_groups_with_different_experts_is_shown() -> None:
+    status = build_status(replace(GOOD, quantization=AWQ, expert_groups=2), NOW)
+    assert status["model"] == {"quantization": AWQ, "expert": 2}
+
+
 def found(routing: RoutingState, status: dict[str, Any] | None = None) -> str:
     context: Any = SimpleNamespace(
         groups=[SERVING, OLD],
@@ -40,7 +45,7 @@ def found(routing: RoutingState, status: dict[str, Any] | None = None) -> str:
         routing=routing,
         service=replace(GOOD.service, status=status or {}),
     )
-    return find_model_property(context, context.routing.quantizations, "quantization")
+    return find_model_property(context, context.routing.quantizations, "quantization") or ""
 
 
 def test_only_groups_of_the_current_revision_count() -> None:

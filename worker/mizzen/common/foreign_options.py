@@ -123,7 +123,9 @@ FOREIGN_OPTIONS = (
     ForeignOption(
         vllm=("--enable-expert-parallel", "-ep"),
         sglang=("--expert-parallel-size", "--ep-size", "--ep"),
-        advice="expert parallelism is not supported; --tensor N shards every expert of a native model",
+        options=("--expert N",),
+        fields=("spec.parallelism.expert",),
+        remark="N divides `--tensor`; N groups of ranks hold different experts.",
     ),
     ForeignOption(
         **_both("--nnodes"),

@@ -56,6 +56,13 @@ class EngineOptions:
         None, "Maximum number of prompt and output tokens together; by default the model's limit", low=2
     )
     tensor: int = option(1, "Tensor parallel size: number of ranks (GPUs) that share the model", low=1)
+    expert: int | None = option(
+        None,
+        "Expert parallel size: number of groups of ranks that hold different experts of a mixture, a divisor "
+        "of the tensor parallel size; the smallest possible one by default. The ranks of a group share the "
+        "width of each expert",
+        low=1,
+    )
     nodes: int = option(
         1,
         "Number of pods or machines that share the ranks; works only in `mizzen engine`, with --node-rank",
@@ -133,6 +140,11 @@ class EngineOptions:
     fusion: str = option(
         "auto", "On cuda, use fused kernels instead of separate operations", choices=("auto", "off")
     )
+    expert_load: str = option(
+        "auto",
+        "Count the tokens of each expert of a mixture for a metric; off saves some small kernels in a step",
+        choices=("auto", "off"),
+    )
     steps_in_flight: int = option(
         2, "Number of steps that are launched before the tokens of the first one are read", low=1, high=8
     )
@@ -153,6 +165,8 @@ class EngineOptions:
             ValueError: A value is invalid; the message names the option and the allowed values.
         """
         check(self)
+        if self.expert is not None and self.tensor % self.expert:
+            raise ValueError(f"--expert {self.expert} must divide --tensor {self.tensor}")
         if self.tensor % self.nodes:
             raise ValueError(f"--tensor {self.tensor} must be a multiple of --nodes {self.nodes}")
         if self.nodes > 1 and self.all_reduce not in ("auto", "nccl"):

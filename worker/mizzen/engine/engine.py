@@ -7,6 +7,7 @@ The serving loop (`mizzen.server.serving_loop`) and `LLM` call it. Only `submit`
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -19,6 +20,14 @@ from mizzen.core.step_plan import Runner
 from mizzen.engine.grammar.pending import GrammarServices, PendingGrammars
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.overlap_loop import OverlapLoop
+
+
+class LoadReader(Protocol):
+    """Reads the load of experts from the device; see `mizzen.engine.expert_load`."""
+
+    def read(self, now: float) -> Mapping[int, float]:
+        """Return the tokens of each layer's busiest expert over the mean, by layer."""
+        ...
 
 
 class StepProfiler(Protocol):
@@ -43,6 +52,7 @@ class Engine:
         runner: Runner,
         grammars: GrammarServices | None = None,
         profiler: StepProfiler | None = None,
+        expert_load: LoadReader | None = None,
     ) -> None:
         """Assemble an engine from its loaded parts.
 
@@ -53,8 +63,10 @@ class Engine:
             grammars: Compiler and token bitmasks for requests with a grammar. If None, these requests go
                 straight to the scheduler, as on a simulated device.
             profiler: The part of `runner` that traces steps, if there is one.
+            expert_load: Reader of the load of the model's experts, if it is counted.
         """
         self.info = info
+        self._expert_load = expert_load
         self._profiler = profiler
         self._loop = OverlapLoop(scheduler, runner)
         self._grammars = PendingGrammars(grammars) if grammars is not None else None
@@ -133,6 +145,10 @@ class Engine:
             return load
         count, tokens = grammars.load()
         return replace(load, waiting=load.waiting + count, waiting_tokens=load.waiting_tokens + tokens)
+
+    def expert_load(self, now: float) -> Mapping[int, float]:
+        """Return the tokens of each layer's busiest expert over the mean; see `LoadReader`."""
+        return self._expert_load.read(now) if self._expert_load is not None else {}
 
     @property
     def integrity_faults(self) -> int:

@@ -6,10 +6,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mizzen.common.model_task import ScoreActivation, Task
+
+log = logging.getLogger(__name__)
 
 WEIGHT_FORMATS = ("bfloat16", "float16", "float32", "fp8", "int8", "int4", "mxfp4")
 """Formats of weights in memory. The scales and zero points of quantized weights count as their format."""
@@ -41,6 +44,8 @@ class EngineInfo:
     pooling: str = ""
     """Pooling that the model's files name, a value of `mizzen.core.request.Pooling` or the name of one that
     is not supported; empty if they name none."""
+    expert_groups: int = 0
+    """Number of groups of ranks that hold different experts of a mixture; 0 for other models."""
     attention: tuple[str, str] = ("", "")
     """Names of the attention backends for decode and prefill."""
     step_bytes: int = 0
@@ -69,3 +74,25 @@ class EngineInfo:
         """Bytes in use besides weights, KV and graphs, such as the CUDA context; only a guess on CPU."""
         accounted = self.weights_bytes + self.kv_bytes + self.graph_bytes
         return max(0, self.device_bytes - self.free_bytes - accounted)
+
+
+def log_loaded(info: EngineInfo) -> None:
+    """Log memory sizes, attention backends and phase durations of the loaded engine."""
+    decode, prefill = info.attention
+    fields = {
+        "model_implementation": info.implementation,
+        "expert_groups": info.expert_groups,
+        "quantization": info.quantization,
+        "weights_bytes": info.weights_bytes,
+        "kv_bytes": info.kv_bytes,
+        "kv_tokens": info.pages_total * info.page_size,
+        "step_bytes": info.step_bytes,
+        "graph_bytes": info.graph_bytes,
+        "other_bytes": info.other_bytes,
+        "free_bytes": info.free_bytes,
+        "device_bytes": info.device_bytes,
+        "attention_decode": decode,
+        "attention_prefill": prefill,
+        **{f"{name}_seconds": round(seconds, 3) for name, seconds in info.phases.items()},
+    }
+    log.info("the engine is loaded", extra={"fields": fields})

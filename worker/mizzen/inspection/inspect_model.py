@@ -21,7 +21,7 @@ from mizzen.inspection.memory import (
 )
 from mizzen.inspection.model_files import ModelFiles, WeightFiles
 from mizzen.inspection.weight_formats import WeightFormat, measure_formats
-from mizzen.layers.sharding import SUGGESTED_SIZES, check_shardable
+from mizzen.layers.sharding import SUGGESTED_SIZES, check_shardable, choose_expert_groups
 from mizzen.models.config import ModelConfig
 from mizzen.models.encoders.families import find_encoder_family
 from mizzen.models.features import list_features
@@ -35,11 +35,15 @@ from mizzen.quantization.reader import read_quantization
 
 
 class TensorSize(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """A number of GPUs that may share the model: whether it is possible, and otherwise the reason."""
+    """A number of GPUs that may share the model: whether it is possible, and otherwise the reason.
+
+    `expert` is the number of groups of these GPUs that hold different experts of a mixture.
+    """
 
     tensor: int
     possible: bool
     reason: str = ""
+    expert: int = 1
     weight_bytes: int = 0
     kv_bytes_per_token: int = 0
 
@@ -254,6 +258,7 @@ def tensor_size(
     return TensorSize(
         tensor=options.tensor,
         possible=True,
+        expert=choose_expert_groups(found, options.tensor),
         weight_bytes=measure_loaded(found, weights, options),
         kv_bytes_per_token=estimate_need(found, options).token_bytes,
     )

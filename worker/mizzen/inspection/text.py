@@ -52,6 +52,8 @@ def _lines(result: Inspection) -> Iterator[str]:
     for size in result.tensor_sizes:
         if not size.possible:
             yield from _row("", f"not {size.tensor}: {size.reason}")
+    if any(size.expert > 1 for size in result.tensor_sizes):
+        yield from _row("--expert", _describe_expert_groups(result))
     if result.memory_fits:
         yield ""
         yield from _fit_table(result)
@@ -104,6 +106,14 @@ def _describe_layers(layers: AttentionLayers) -> str:
     side = "" if layers.kv_bytes_per_token else " to each side"
     window = f"a window of {layers.window:,} tokens{side}" if layers.window else "full attention"
     return f"{layers.count} with {window}"
+
+
+def _describe_expert_groups(result: Inspection) -> str:
+    return "; ".join(
+        f"{size.expert} with --tensor {size.tensor}, since the width of the experts cannot be divided further"
+        for size in result.tensor_sizes
+        if size.expert > 1
+    )
 
 
 def _fit_table(result: Inspection) -> Iterator[str]:

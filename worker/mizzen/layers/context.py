@@ -33,6 +33,8 @@ class BuildContext:
     make_linear: LinearFactory = UnquantizedLinear
     fused: bool = False
     """Whether layers use the fused kernels of `mizzen.kernels` instead of PyTorch operations; GPUs only."""
+    counts_experts: bool = False
+    """Whether this rank counts the tokens of each expert."""
     collectives: Collectives = field(default_factory=SingleRank)
     """Collective operations over the ranks of the tensor axis."""
     methods: list[MeasuredWeights] = field(default_factory=list[MeasuredWeights])

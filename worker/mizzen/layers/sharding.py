@@ -97,16 +97,37 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Axes along which a model is sharded over ranks; so far only `tensor`."""
+    """Axes along which a model is sharded over ranks.
+
+    The experts of mixtures are on a grid of the same ranks: `expert_groups` groups of consecutive ranks hold
+    different experts, and the ranks of a group hold different inner elements of the same experts.
+    """
 
     tensor: Axis = field(default_factory=Axis)
+    expert_groups: int = 1
+
+    @property
+    def expert(self) -> Axis:
+        """Axis along which experts are divided."""
+        return Axis(self.tensor.rank // self.expert_width.size, self.expert_groups)
+
+    @property
+    def expert_width(self) -> Axis:
+        """Axis along which the inner elements of each expert are divided."""
+        size = self.tensor.size // self.expert_groups
+        return Axis(self.tensor.rank % size, size)
 
 
-def check_shardable(config: ModelConfig, ranks: int) -> None:
+def check_shardable(config: ModelConfig, ranks: int, expert: int | None = None) -> None:
     """Check that each layer of a model can be sharded equally over `ranks` ranks.
 
     Layers of experts cannot if Transformers implements them, because its plans are not followed there. With
     fewer KV heads than ranks, KV heads are replicated. The vocabulary may have any size: it is padded.
+
+    Args:
+        config: Configuration of the model.
+        ranks: Number of ranks.
+        expert: Wanted number of groups of ranks with different experts; None to derive it.
 
     Raises:
         ValueError: a size cannot be sharded equally; the message names the config field, and suggests numbers
@@ -119,6 +140,30 @@ def check_shardable(config: ModelConfig, ranks: int) -> None:
     if problem := _find_problem(config, ranks):
         possible = [str(size) for size in SUGGESTED_SIZES if not _find_problem(config, size)]
         raise ValueError(f"{problem}: use --tensor {' or '.join(possible)}")
+    choose_expert_groups(config, ranks, expert)
+
+
+def choose_expert_groups(config: ModelConfig, ranks: int, wanted: int | None = None) -> int:
+    """Return the number of groups of ranks with different experts; 1 if every rank has a part of each.
+
+    Args:
+        config: Configuration of the model.
+        ranks: Number of ranks.
+        wanted: Wanted number; by default the smallest with which the experts can be sharded equally.
+
+    Raises:
+        ValueError: the experts cannot be sharded so; the message gives the numbers.
+    """
+    if config.experts is None:
+        return 1
+    possible = [groups for groups in range(1, ranks + 1) if not _find_expert_problem(config, ranks, groups)]
+    if not possible:
+        raise ValueError(_find_mixture_problem(config, ranks))
+    if wanted is None or wanted in possible:
+        return wanted or possible[0]
+    problem = _find_expert_problem(config, ranks, wanted)
+    sizes = " or ".join(str(groups) for groups in possible)
+    raise ValueError(f"--expert {wanted} is not possible, because {problem}: use --expert {sizes}")
 
 
 def _find_problem(config: ModelConfig, ranks: int) -> str:
@@ -127,8 +172,38 @@ def _find_problem(config: ModelConfig, ranks: int) -> str:
         _check_sizes(config, ranks)
     except IndivisibleError as error:
         return error.problem
-    checks = (find_divided_word, find_divided_expert, find_divided_byte)
+    checks = (_find_mixture_problem, find_divided_word, find_divided_expert, find_divided_byte)
     return next(filter(None, (check(config, ranks) for check in checks)), "")
+
+
+def _find_mixture_problem(config: ModelConfig, ranks: int) -> str:
+    """Return why neither the width nor the number of the experts can be sharded; empty if one can."""
+    problems = [_find_expert_problem(config, ranks, groups) for groups in range(1, ranks + 1)]
+    if not all(problems):
+        return ""
+    whole = ranks > 1 and not config.quantization.schemes
+    return f"{problems[0]}, or {problems[-1]}" if whole else problems[0]
+
+
+def _find_expert_problem(config: ModelConfig, ranks: int, groups: int) -> str:
+    """Return why `groups` groups of ranks cannot hold different experts; empty if they can.
+
+    The ranks of a group divide the width of its experts.
+    """
+    experts = config.experts
+    if experts is None:
+        return ""
+    if groups > 1 and config.quantization.schemes:
+        return "quantized experts are divided by their width alone"
+    if ranks % groups:
+        return f"the tensor ranks ({ranks}) must be a multiple of the expert groups ({groups})"
+    if experts.count % groups:
+        return f"{experts.count_field} ({experts.count}) must be a multiple of the expert groups ({groups})"
+    width = ranks // groups
+    if experts.width % width:
+        owners = "tensor ranks" if groups == 1 else "ranks of an expert group"
+        return f"{experts.width_field} ({experts.width}) must be a multiple of the {owners} ({width})"
+    return ""
 
 
 def _check_sizes(config: ModelConfig, ranks: int) -> None:
@@ -139,5 +214,4 @@ def _check_sizes(config: ModelConfig, ranks: int) -> None:
     if experts is None or not all(experts.layers):
         axis.shard(config.intermediate_size, "intermediate_size")
     if experts is not None:
-        axis.shard(experts.width, experts.width_field)
         axis.shard(experts.shared_width, experts.shared_field)

@@ -8,7 +8,7 @@ Parameters keep their addresses once loaded, because captured CUDA graphs refer 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,3 +44,8 @@ class WeightTarget:
     fill: float | DummyFill | None = None
     """Value of all elements of dummy weights, or a function that fills the tensor; None for random values, as
     in a weight matrix."""
+
+    def without_elements(self) -> WeightTarget:
+        """Return the target of the same tensor for a rank that holds no part of it."""
+        nothing = tuple(slice(0, 0) for _ in self.shape)
+        return replace(self, shard=nothing, destination=self.destination[nothing], staging=None)

@@ -18,12 +18,14 @@ from mizzen.attention.base import StepAttention
 from mizzen.layers.attention import ForwardContext
 from mizzen.layers.context import BuildContext
 from mizzen.layers.embedding import Head, TiedHead, TokenEmbedding
+from mizzen.layers.experts.load import ExpertLoad
+from mizzen.layers.experts.sparse_mlp import SparseMLP
 from mizzen.layers.linear_methods.base import without_prefill_fusion
 from mizzen.layers.norm import make_norm
 from mizzen.layers.rope import RotaryEmbedding
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.config import ModelConfig
-from mizzen.models.decoder_layer import make_layer
+from mizzen.models.decoder_layer import DecoderLayer, make_layer
 from mizzen.models.pooling.output import PooledOutput
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class DecoderModel:
         names = block.names
         self.embedding = TokenEmbedding(build, names.prefix + names.embedding, config.vocab_size, hidden)
         self.layers = [make_layer(build, config, layer) for layer in range(config.layers)]
+        self.expert_load = make_expert_load(build, config, self.layers)
         self.norm = make_norm(
             build,
             names.prefix + names.final_norm,
@@ -111,6 +114,8 @@ class DecoderModel:
             x, residual = layer(x, residual, context)
         last = self.layers[-1]
         x, residual = last(x, residual, context, rows)
+        if self.expert_load is not None:
+            self.expert_load.add_step(attend, rows)
         if x is None:
             return residual
         return residual.add_(self.collectives.all_reduce(x) if last.partial_output else x)
@@ -164,3 +169,15 @@ class DecoderModel:
         if (cap := self.config.logits_softcap) is not None:
             logits.div_(cap).tanh_().mul_(cap)
         return logits
+
+
+def make_expert_load(
+    build: BuildContext, config: ModelConfig, layers: Sequence[DecoderLayer]
+) -> ExpertLoad | None:
+    """Make the counts of the tokens of each expert, if this rank counts them."""
+    if config.experts is None or not build.counts_experts:
+        return None
+    mixtures = {
+        index: layer.mlp.down for index, layer in enumerate(layers) if isinstance(layer.mlp, SparseMLP)
+    }
+    return ExpertLoad([*mixtures.values()], (*mixtures,), config.experts.count, build.device)

@@ -8,7 +8,7 @@ Importing this module does not import torch: the supervisor reads configurations
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mizzen.models.hf_fields import Fields
 
@@ -72,6 +72,8 @@ class ExpertsConfig:
 
     count: int
     """Number of experts in each layer that has any."""
+    count_field: str = "num_experts"
+    """Field of config.json with that number, for error messages."""
     per_token: int
     """Number of experts that a token runs through."""
     width: int
@@ -142,7 +144,7 @@ PER_TOKEN = ("num_experts_per_tok", "moe_k")
 
 
 def check_experts(fields: Fields, experts: ExpertsConfig, *, count: str) -> ExpertsConfig:
-    """Check the numbers of experts and groups, and return the configuration.
+    """Check the numbers of experts and groups, and return the configuration with the name `count`.
 
     Args:
         fields: Fields of config.json.
@@ -156,6 +158,7 @@ def check_experts(fields: Fields, experts: ExpertsConfig, *, count: str) -> Expe
         raise fields.error(count, f"must be at most {MAX_EXPERTS}")
     if experts.per_token > experts.count:
         raise fields.error(fields.first_set(PER_TOKEN), f"must be at most {count} ({experts.count})")
+    experts = replace(experts, count_field=count)
     if experts.groups == 1:
         return experts
     size, rest = divmod(experts.count, experts.groups)

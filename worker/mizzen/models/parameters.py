@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from mizzen.layers.sharding import Axis
+from mizzen.layers.sharding import Axis, choose_expert_groups
 from mizzen.models.block import Activation, BlockConfig, NormPlacement, QKNorm
 from mizzen.models.config import ModelConfig
 from mizzen.models.encoders.parameters import count_encoder_parameters
@@ -46,10 +46,11 @@ def count_feed_forward(config: ModelConfig, ranks: int, *, active: bool) -> int:
     if experts is None:
         return config.layers * dense
     routed = experts.per_token if active else experts.count
-    mixture = routed * 3 * config.hidden_size * (experts.width // ranks)
+    mixture = 3 * config.hidden_size * (routed * experts.width // ranks)
     mixture += experts.count * (config.hidden_size + experts.correction_bias + experts.router_bias)
     if experts.biases:
-        mixture += routed * (2 * (experts.width // ranks) + config.hidden_size)
+        groups = choose_expert_groups(config, ranks)
+        mixture += 2 * (routed * experts.width // ranks) + routed // groups * config.hidden_size
     if experts.shared_width:
         mixture += count_mlp(config, experts.shared_width // ranks)
         mixture += config.hidden_size * experts.shared_gate

@@ -61,6 +61,7 @@ class LLM:
         model_implementation: Literal["auto", "native", "transformers"] = "auto",
         context_length: int | None = None,
         tensor: int = 1,
+        expert: int | None = None,
         all_reduce: Literal[
             "auto", "nccl", "one-shot", "two-shot", "push", "fused", "fused-two-shot"
         ] = "auto",
@@ -87,6 +88,7 @@ class LLM:
         cuda_graph_max_batch: int = 512,
         cuda_graph_max_tokens: int | None = None,
         fusion: Literal["auto", "off"] = "auto",
+        expert_load: Literal["auto", "off"] = "auto",
         steps_in_flight: int = 2,
         profile: str = "",
         profile_steps: int = 32,
@@ -112,6 +114,9 @@ class LLM:
             context_length: Maximum number of prompt and output tokens together; by default the model's
                 limit.
             tensor: Tensor parallel size: number of ranks (GPUs) that share the model.
+            expert: Expert parallel size: number of groups of ranks that hold different experts of a mixture,
+                a divisor of the tensor parallel size; the smallest possible one by default. The ranks of a
+                group share the width of each expert.
             all_reduce: All-reduce algorithm of ranks on cuda; auto selects the fastest one for each
                 message size.
             threads: Number of CPU threads for the model on cpu; all cores by default.
@@ -141,6 +146,8 @@ class LLM:
                 none); by default the largest step that the GPU runs in less time than the host needs to
                 launch it.
             fusion: On cuda, use fused kernels instead of separate operations.
+            expert_load: Count the tokens of each expert of a mixture for a metric; off saves some small
+                kernels in a step.
             steps_in_flight: Number of steps that are launched before the tokens of the first one are
                 read.
             profile: Folder for step traces; each SIGUSR2 records one trace. Steps are also marked as NVTX
@@ -169,6 +176,7 @@ class LLM:
             model_implementation=model_implementation,
             context_length=context_length,
             tensor=tensor,
+            expert=expert,
             all_reduce=all_reduce,
             threads=threads,
             mask_threads=mask_threads,
@@ -189,6 +197,7 @@ class LLM:
             cuda_graph_max_batch=cuda_graph_max_batch,
             cuda_graph_max_tokens=cuda_graph_max_tokens,
             fusion=fusion,
+            expert_load=expert_load,
             steps_in_flight=steps_in_flight,
             profile=profile,
             profile_steps=profile_steps,

@@ -74,6 +74,11 @@ class EngineInfoProtocol(Protocol):
         ...
 
     @property
+    def expert_groups(self) -> int:
+        """Number of groups of ranks that hold different experts of a mixture; 0 for other models."""
+        ...
+
+    @property
     def format_bytes(self) -> Mapping[str, int]:
         """Device memory in bytes of rank 0's weights, by format."""
         ...
@@ -148,6 +153,14 @@ class EngineProtocol(Protocol):
 
     def load(self) -> Load:
         """Return the numbers of running and waiting requests and of used KV pages."""
+        ...
+
+    def expert_load(self, now: float) -> Mapping[int, float]:
+        """Return the tokens of each layer's busiest expert over the mean of its experts, by layer.
+
+        It is empty for models without experts, and does not wait for the device. `now` is in monotonic
+        seconds.
+        """
         ...
 
     @property

@@ -188,6 +188,8 @@ HISTOGRAMS = (
     ),
 )
 
+EXPERT_LAYERS = 128
+"""Number of layers whose experts' load can be exported; more than known models with experts have."""
 STATE = ("phase", "phase_since", "phase_done", "phase_total", "heartbeat", "live", "dropped_spans")
 """Status fields about the rank's state: number of the phase, start time of the phase, finished and total
 amount of work in the phase (bytes or items; both 0 if not counted), time of the last iteration of the rank's
@@ -198,6 +200,7 @@ FIELDS: tuple[str, ...] = (
     *(metric.field for metric in METRICS),
     *(name for histogram in HISTOGRAMS for name in histogram.fields),
     *(f"weights_bytes_{name}" for name in WEIGHT_FORMATS),
+    *(f"expert_load_{layer}" for layer in range(EXPERT_LAYERS)),
     *(f"phase_seconds_{phase.name}" for phase in STARTUP_PHASES),
     *(f"finished_{reason.name}" for reason in FinishReason),
     *(f"refused_{code.name}" for code in RefusalCode),

@@ -9,7 +9,7 @@ exported; they cost only a few lines per scrape.
 from __future__ import annotations
 
 from mizzen.engine.info import WEIGHT_FORMATS
-from mizzen.server.metric_catalogue import STARTUP_PHASES
+from mizzen.server.metric_catalogue import EXPERT_LAYERS, STARTUP_PHASES
 
 VLLM: dict[str, tuple[str, ...]] = {
     "running": ("vllm:num_requests_running",),
@@ -56,6 +56,11 @@ LABELS: dict[str, tuple[str, str, str]] = {
         str(len(WEIGHT_FORMATS)),
         ", ".join(f"`{name}`" for name in WEIGHT_FORMATS),
         "format of weights in memory",
+    ),
+    "layer": (
+        str(EXPERT_LAYERS),
+        "layers of the model that have experts, from 0 on",
+        "index of a layer in the model",
     ),
     "state": ("4", "`starting`, `serving`, `draining`, `failed`", "state of the engine"),
     "page_size": ("1", "the engine's `--page-size`", "number of tokens in a page"),

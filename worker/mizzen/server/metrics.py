@@ -2,7 +2,7 @@
 """Export the status block as `/metrics`, under Mizzen's, SGLang's and vLLM's names.
 
 The supervisor registers the collector. All metrics have the label `model_name`; some also have `reason`,
-`code`, `phase` or `format`.
+`code`, `phase`, `format` or `layer`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from mizzen import __version__
 from mizzen.core.request import FinishReason
 from mizzen.engine.info import WEIGHT_FORMATS
-from mizzen.server.metric_catalogue import HISTOGRAMS, METRICS, STARTUP_PHASES, Histogram, Metric
+from mizzen.server.metric_catalogue import (
+    EXPERT_LAYERS,
+    HISTOGRAMS,
+    METRICS,
+    STARTUP_PHASES,
+    Histogram,
+    Metric,
+)
 from mizzen.server.metric_names import ABORTED, CACHE_CONFIG, SUCCESS, TOKENS, USAGE, VLLM
 from mizzen.server.status_block import Snapshot
 from mizzen.wire.messages import RefusalCode
@@ -108,7 +115,16 @@ class EngineCollector:
         )
         for name in WEIGHT_FORMATS:
             weights.add_metric((self._model, name), snapshot[f"weights_bytes_{name}"])
-        yield from (finished, refused, phases, weights)
+        busiest = GaugeMetricFamily(
+            f"{PREFIX}expert_load_ratio",
+            "Tokens of a layer's busiest expert over the mean of its experts, in the last period of 10 s or "
+            "more; 1 means equal loads. No token is ever dropped",
+            labels=("model_name", "layer"),
+        )
+        for layer in range(EXPERT_LAYERS):
+            if ratio := snapshot[f"expert_load_{layer}"]:
+                busiest.add_metric((self._model, str(layer)), ratio)
+        yield from (finished, refused, phases, weights, busiest)
 
     def _ratio_metrics(self, snapshot: Snapshot) -> Iterator[Family]:
         pages = snapshot["pages_total"]

@@ -292,6 +292,8 @@ def fill_dummy(targets: Iterable[WeightTarget], *, seed: int, progress: Progress
 
 def fill_target(target: WeightTarget, destination: torch.Tensor, seed: int) -> None:
     """Fill the destination of one target with dummy values."""
+    if not destination.numel():
+        return
     generator = torch.Generator(destination.device).manual_seed(seed ^ zlib.crc32(target.name.encode()))
     if isinstance(target.fill, int | float):
         destination.fill_(target.fill)

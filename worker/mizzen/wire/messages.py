@@ -189,6 +189,8 @@ class Welcome(WireMessage, frozen=True):
     pooling: str = ""
     """Pooling that the model's files name, a value of `mizzen.core.request.Pooling` or the name of one that
     is not supported; empty if they name none."""
+    expert_groups: int = 0
+    """Number of groups of ranks that hold different experts of a mixture; 0 for other models."""
 
     @property
     def served_task(self) -> Task:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -32,10 +31,11 @@ from mizzen.engine.execution.runner import CpuRunner, CudaRunner, StepDelay
 from mizzen.engine.execution.slot_state import SlotState
 from mizzen.engine.execution.step import StepExecutor
 from mizzen.engine.execution.tp_worker import FollowerRanks, FollowerRunner
+from mizzen.engine.expert_load import ExpertLoadReader
 from mizzen.engine.grammar.compile_service import GrammarCompiler
 from mizzen.engine.grammar.matchers import GrammarMasks
 from mizzen.engine.grammar.pending import GrammarServices
-from mizzen.engine.info import EngineInfo
+from mizzen.engine.info import EngineInfo, log_loaded
 from mizzen.engine.loading.host import cpu_count, measure_allocation, reported_device_memory
 from mizzen.engine.loading.memory_budget import memory_shortage
 from mizzen.engine.loading.memory_need import MemoryNeed
@@ -55,14 +55,15 @@ from mizzen.engine.loading.validate import make_trace_folder
 from mizzen.engine.loading.warmup import make_runner, warm_up
 from mizzen.engine.sampling.logits_params import TokenMasks
 from mizzen.engine.uploader import Uploader
+from mizzen.layers.experts.load import ExpertLoad
 from mizzen.layers.linear_methods.base import MeasuredWeights
+from mizzen.layers.sharding import choose_expert_groups
+from mizzen.models.base import DecoderModel
 from mizzen.models.config import ModelConfig
 from mizzen.models.registry import read_config, read_end_tokens
 from mizzen.parallel.collectives import SINGLE_RANK
 from mizzen.parallel.process_group import RankGroup
 from mizzen.weights.load import ProgressCallback
-
-log = logging.getLogger(__name__)
 
 ReportPhase = Callable[[str], None]
 """Function that is called with the name of each start-up phase when the phase begins."""
@@ -100,6 +101,8 @@ class LoadedModel:
     runner: CpuRunner | CudaRunner
     info: EngineInfo
     group: RankGroup | None
+    expert_load: ExpertLoad | None = None
+    """Counts of the tokens of each expert, if this rank counts them."""
 
 
 def load_model(
@@ -230,6 +233,7 @@ def build_model(
         device=options.device,
         implementation=config.implementation,
         **read_task(options, config),
+        expert_groups=choose_expert_groups(config, options.tensor, options.expert) if config.experts else 0,
         attention=step.attention.backend_names,
         device_bytes=memory.total,
         free_bytes=memory.free,
@@ -243,6 +247,7 @@ def build_model(
         runner=runner,
         info=info,
         group=group,
+        expert_load=model.expert_load if isinstance(model, DecoderModel) else None,
     )
 
 
@@ -292,27 +297,6 @@ def build_encoder(
         info=info,
         group=None,
     )
-
-
-def log_loaded(info: EngineInfo) -> None:
-    """Log memory sizes, attention backends and phase durations of the loaded engine."""
-    decode, prefill = info.attention
-    fields = {
-        "model_implementation": info.implementation,
-        "quantization": info.quantization,
-        "weights_bytes": info.weights_bytes,
-        "kv_bytes": info.kv_bytes,
-        "kv_tokens": info.pages_total * info.page_size,
-        "step_bytes": info.step_bytes,
-        "graph_bytes": info.graph_bytes,
-        "other_bytes": info.other_bytes,
-        "free_bytes": info.free_bytes,
-        "device_bytes": info.device_bytes,
-        "attention_decode": decode,
-        "attention_prefill": prefill,
-        **{f"{name}_seconds": round(seconds, 3) for name, seconds in info.phases.items()},
-    }
-    log.info("the engine is loaded", extra={"fields": fields})
 
 
 def mask_thread_count(options: EngineOptions) -> int:
@@ -372,9 +356,9 @@ def load_engine(
     if options.profile:
         device = torch.device(options.device)
         runner = profiled = ProfilingRunner(runner, Path(options.profile), options.profile_steps, device)
-    return Engine(
-        loaded.info, Scheduler(loaded.scheduling), runner, grammars[0] if grammars else None, profiled
-    )
+    services = grammars[0] if grammars else None
+    load = ExpertLoadReader(loaded.expert_load) if loaded.expert_load is not None else None
+    return Engine(loaded.info, Scheduler(loaded.scheduling), runner, services, profiled, load)
 
 
 def load_follower(

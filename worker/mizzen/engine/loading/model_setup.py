@@ -41,7 +41,7 @@ from mizzen.layers.linear_methods.quantized_gpu import make_quantized_linear
 from mizzen.layers.linear_methods.small_batch import SmallBatchLinear
 from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
 from mizzen.layers.quantized.stored_layer import IGNORED, ZEROS
-from mizzen.layers.sharding import Axis, Mesh
+from mizzen.layers.sharding import Axis, Mesh, choose_expert_groups
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.base import DecoderModel
 from mizzen.models.config import ModelConfig
@@ -114,13 +114,14 @@ def make_model(
     build = BuildContext(
         device=group.config.device if group else torch.device(options.device),
         dtype=dtype,
-        mesh=Mesh(Axis(group.rank, group.size)) if group else Mesh(),
+        mesh=make_mesh(options, config, group),
         make_linear=choose_linear(
             config.quantization,
             SmallBatchLinear if fused else UnquantizedLinear,
             make_quantized_linear if fused else DequantizedLinear,
         ),
         methods=methods if methods is not None else [],
+        counts_experts=options.expert_load == "auto" and (group is None or group.rank == 0),
         fused=fused,
         collectives=group.collectives if group else SINGLE_RANK,
     )
@@ -151,6 +152,13 @@ def make_model(
             group.barrier("loaded")  # the check sums over ranks, and must not wait for their weights
         check_transformers_model(model, build.device)
     return model
+
+
+def make_mesh(options: EngineOptions, config: ModelConfig, group: RankGroup | None) -> Mesh:
+    """Return a rank's place on the axes along which the model is sharded; `group` is None for one rank."""
+    if group is None:
+        return Mesh()
+    return Mesh(Axis(group.rank, group.size), choose_expert_groups(config, group.size, options.expert))
 
 
 def log_precision(options: EngineOptions, config: ModelConfig, dtype: torch.dtype) -> None:

@@ -55,8 +55,13 @@ def check_model(options: EngineOptions, config: ModelConfig) -> None:
             f"--quantization {options.quantization} is not supported for experts with biases "
             f"({config.architecture}): use {AS_STORED}, which keeps their weights as they are stored"
         )
+    if config.experts is None and options.expert not in (None, 1):
+        raise ValueError(
+            f"--expert {options.expert} divides the experts of a native mixture among ranks, and this model "
+            "has none: leave it out"
+        )
     if config.implementation == "native":
-        check_shardable(config, options.tensor)
+        check_shardable(config, options.tensor, options.expert)
     else:  # the engine checks the layers when it has built them
         check_installed(config.architecture, READERS)
     check_context_length(options, config)

@@ -118,6 +118,7 @@ def routing_table(services: Iterable[Service], synced: bool, tenants: TenantRegi
                 "revision": engine.revision,
                 "quantization": _quantization(engine),
                 "task": _task(engine),
+                "expertGroups": _expert_groups(engine),
                 "requests": engine.requests,
                 "problem": engine.problem,
                 "protocol": engine.link.protocol,
@@ -139,6 +140,11 @@ def _api_keys(tenants: TenantRegistry) -> dict[str, Any] | None:
 def _quantization(engine: EngineClient) -> str:
     """Return the description of an engine's quantized weights; empty for others, and if it is unknown."""
     return engine.link.welcome.quantization if engine.link.welcome else ""
+
+
+def _expert_groups(engine: EngineClient) -> int:
+    """Return the number of an engine's groups of ranks with different experts; 0 if it is unknown."""
+    return engine.link.welcome.expert_groups if engine.link.welcome else 0
 
 
 def _stats(engine: EngineClient) -> dict[str, int] | None:

@@ -149,7 +149,10 @@ class Mxfp4ExpertWeights:
         for tensors in self._stored.values():
             yield from tensors.targets()
         if self.biases is not None:
-            yield from bias_targets(self.biases, self.config, self.hidden, self.shard, self.prefix)
+            everything = slice(0, self.config.count)
+            yield from bias_targets(
+                self.biases, self.config, self.hidden, everything, self.shard, self.prefix
+            )
 
     def finish(self) -> None:
         """Convert the stored tensors to the canonical form.

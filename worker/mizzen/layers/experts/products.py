@@ -2,7 +2,8 @@
 """Products of tokens with the experts that a router has chosen for them.
 
 All products are the same function of each token, whatever other tokens are in the batch, up to the rounding
-of the GEMMs. They differ in speed, and in the devices and data types that they support.
+of the GEMMs. They differ in speed, and in the devices and data types that they support. A rank may hold only
+some of the experts: choices of others contribute nothing to its sums.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class ExpertProduct(Protocol):
 
         Args:
             x: Inputs [tokens, hidden].
-            chosen: Indices of each token's experts, int64 [tokens, experts per token].
+            chosen: Indices of each token's experts in the weights of this rank, int64
+                [tokens, experts per token]; the number of these weights stands for an expert of another rank.
             weights: Factors of their outputs, float32 of the same shape.
         """
         ...
@@ -45,17 +47,26 @@ class SortedProduct:
     The numbers of tokens must be known to the host, so that a GPU would have to be synchronised.
     """
 
+    partial = False
+    """Whether other ranks hold further experts."""
+
     def __init__(
         self,
         gate_up: torch.Tensor,
         down: torch.Tensor,
         activation: GateActivation,
         biases: ExpertBiases | None = None,
+        *,
+        partial: bool = False,
     ) -> None:
-        """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width]."""
+        """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width].
+
+        `partial` says that other ranks hold further experts.
+        """
         self.gate_up, self.down, self.activation = gate_up, down, activation
         self.gate_up_bias, self.down_bias = split_biases(biases, len(down))
         self.experts = len(down)
+        self.partial = partial
 
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return this rank's sums of outputs, float32 [tokens, hidden]; see `ExpertProduct`."""
@@ -63,12 +74,12 @@ class SortedProduct:
         order = pairs.argsort(stable=True)
         rows, outputs = x[order // chosen.shape[1]], x.new_empty(len(order), x.shape[1])
         start = 0
-        for expert, count in enumerate(pairs.bincount(minlength=self.experts).tolist()):
+        for expert, count in enumerate(pairs.bincount(minlength=self.experts)[: self.experts].tolist()):
             if count:
                 part = slice(start, start + count)
                 outputs[part] = self.run_expert(rows[part], expert)
                 start += count
-        return sum_outputs(outputs, order, weights)
+        return sum_outputs(outputs, order, weights, chosen == self.experts if self.partial else None)
 
     def run_expert(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
         """Return the outputs [rows, hidden] of one expert for its inputs [rows, hidden]."""
@@ -79,8 +90,12 @@ class SortedProduct:
 class GroupedProduct:
     """Sorts pairs of token and expert by expert, and multiplies all of them in one grouped GEMM.
 
-    The numbers of tokens stay on the device, so that a CUDA graph can capture the product.
+    The numbers of tokens stay on the device, so that a CUDA graph can capture the product. Pairs with experts
+    of other ranks are sorted last, behind the end of the last GEMM.
     """
+
+    partial = False
+    """Whether other ranks hold further experts."""
 
     def __init__(
         self,
@@ -88,10 +103,15 @@ class GroupedProduct:
         down: torch.Tensor,
         activation: GateActivation,
         biases: ExpertBiases | None = None,
+        *,
+        partial: bool = False,
     ) -> None:
-        """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width]."""
+        """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width].
+
+        `partial` says that other ranks hold further experts.
+        """
         self.gate_up, self.down = gate_up.transpose(1, 2), down.transpose(1, 2)
-        self.activation, self.biases = activation, biases
+        self.activation, self.biases, self.partial = activation, biases, partial
         self.experts = torch.arange(len(down), device=down.device)
 
     @staticmethod
@@ -110,12 +130,13 @@ class GroupedProduct:
         pairs, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(pairs, self.experts, right=True, out_int32=True)
         gate_up = F.grouped_mm(x[order // chosen.shape[1]], self.find_gate_up(ends), offs=ends)
+        owners = pairs.clamp(max=len(self.experts) - 1) if self.partial else pairs
         if self.biases is not None:
-            gate_up.add_(self.biases.gate_up[pairs])
+            gate_up.add_(self.biases.gate_up[owners])
         outputs = F.grouped_mm(self.activation.gate(gate_up), self.find_down(ends), offs=ends)
         if self.biases is not None and self.biases.down is not None:
-            outputs.add_(self.biases.down[pairs])
-        return sum_outputs(outputs, order, weights)
+            outputs.add_(self.biases.down[owners])
+        return sum_outputs(outputs, order, weights, chosen == len(self.experts) if self.partial else None)
 
     def find_gate_up(self, ends: torch.Tensor) -> torch.Tensor:
         """Return the transposed weights of gate and up [experts, hidden, 2 * width].
@@ -142,8 +163,13 @@ class MaskedProduct:
         down: torch.Tensor,
         activation: GateActivation,
         biases: ExpertBiases | None = None,
+        *,
+        partial: bool = False,
     ) -> None:
-        """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width]."""
+        """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width].
+
+        `partial` says that other ranks hold further experts, which makes no difference here.
+        """
         self.gate_up, self.down, self.activation = gate_up, down, activation
         self.gate_up_bias, self.down_bias = split_biases(biases, len(down))
         self.experts = len(down)
@@ -164,7 +190,9 @@ class MaskedProduct:
         return F.linear(self.activation.gate(gate_up), self.down[expert], self.down_bias[expert])
 
 
-def sum_outputs(outputs: torch.Tensor, order: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def sum_outputs(
+    outputs: torch.Tensor, order: torch.Tensor, weights: torch.Tensor, foreign: torch.Tensor | None
+) -> torch.Tensor:
     """Return the weighted sum of each token's outputs, float32 [tokens, hidden].
 
     A token's outputs are added one by one, in the order of its experts: its sum is the same in any batch.
@@ -173,14 +201,19 @@ def sum_outputs(outputs: torch.Tensor, order: torch.Tensor, weights: torch.Tenso
         outputs: Outputs [pairs, hidden] of all pairs of token and expert, sorted by expert.
         order: Index of each output's pair, int64 [pairs]; pair i is that of token i // experts per token.
         weights: Factors of the outputs, float32 [tokens, experts per token].
+        foreign: Pairs whose expert another rank holds, bool [tokens, experts per token]; their outputs may
+            hold anything, and are left out. None if this rank holds all experts.
     """
     tokens, per_token = weights.shape
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device)
     places = places.view(tokens, per_token)
-    total = outputs[places[:, 0]].float().mul_(weights[:, :1])
-    for k in range(1, per_token):
-        total.addcmul_(outputs[places[:, k]], weights[:, k : k + 1])
+    total = torch.zeros((tokens, outputs.shape[1]), dtype=torch.float32, device=outputs.device)
+    for k in range(per_token):
+        terms = outputs[places[:, k]]
+        if foreign is not None:
+            terms.masked_fill_(foreign[:, k : k + 1], 0)
+        total.addcmul_(terms, weights[:, k : k + 1])
     return total
 
 
@@ -197,6 +230,8 @@ def make_product(
     down: torch.Tensor,
     activation: GateActivation,
     biases: ExpertBiases | None = None,
+    *,
+    partial: bool = False,
 ) -> ExpertProduct:
     """Make the fastest product for the device, type and sizes of the experts' weights.
 
@@ -205,9 +240,10 @@ def make_product(
         down: Down projections [experts, hidden, width].
         activation: Activation function of the gate.
         biases: Biases of the projections, if they have any.
+        partial: Whether other ranks hold further experts.
     """
     if not gate_up.is_cuda:
-        return SortedProduct(gate_up, down, activation, biases)
+        return SortedProduct(gate_up, down, activation, biases, partial=partial)
     if GroupedProduct.supports(gate_up, down):
-        return GroupedProduct(gate_up, down, activation, biases)
-    return MaskedProduct(gate_up, down, activation, biases)
+        return GroupedProduct(gate_up, down, activation, biases, partial=partial)
+    return MaskedProduct(gate_up, down, activation, biases, partial=partial)

@@ -74,7 +74,10 @@ def make_experts(
     scheme = config.quantization.find_merged_scheme(names)
     if isinstance(scheme, Unquantized):
         weights = ExpertWeights(build, experts, config.hidden_size, prefix)
-        return weights, make_product(weights.gate_up, weights.down, activation, weights.biases)
+        product = make_product(
+            weights.gate_up, weights.down, activation, weights.biases, partial=weights.partial
+        )
+        return weights, product
     if isinstance(scheme, Mxfp4Weights):
         quantized: StoredExperts = Mxfp4ExpertWeights(build, experts, config.hidden_size, prefix)
     else:
@@ -107,11 +110,17 @@ class Mixture:
     def __init__(self, build: BuildContext, config: ModelConfig, experts: ExpertsConfig, prefix: str) -> None:
         self.router = ExpertRouter(build, experts, config.hidden_size, prefix)
         self.weights, self.product = make_experts(build, config, experts, prefix)
+        weights = self.weights
+        self.partial_weights = weights if isinstance(weights, ExpertWeights) and weights.partial else None
+        """Weights of some of the experts, if other ranks hold further ones."""
         self.shared = SharedExpert(build, config, experts, prefix) if experts.shared_width else None
+        self.keeps_choice = build.counts_experts
+        self.chosen: torch.Tensor | None = None
+        """Choice of the last step, int64 [tokens, experts per token]; see `ExpertLoad`."""
         self.kernels: ExpertKernels | None = None
-        if USES_KERNELS and isinstance(self.weights, ExpertWeights):
+        if USES_KERNELS and isinstance(weights, ExpertWeights):
             activation = make_activation(build, config.block, prefix)
-            self.kernels = make_kernels(self.router, self.weights, activation, self.product)
+            self.kernels = make_kernels(self.router, weights, activation, self.product)
 
     def compile_kernels(self) -> None:
         """Compile the kernels of the router and the experts, if any are used."""
@@ -121,12 +130,18 @@ class Mixture:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Run x [tokens, hidden] through its experts; return this rank's partial sum [tokens, hidden].
 
-        Each rank holds a shard of the inner elements of every expert, also of the shared one, so that the sum
+        Every inner element of every expert is on one rank, also those of the shared expert, so that the sum
         over ranks contains every output once.
         """
+        chosen, weights = self.router(x) if self.kernels is None else self.kernels.router(x)
+        if self.keeps_choice:
+            self.chosen = chosen
+        if self.partial_weights is not None:
+            chosen = self.partial_weights.localize(chosen)
         if self.kernels is not None:
-            return self.kernels(x, None if self.shared is None else self.shared(x))
-        total = self.product(x, *self.router(x))
+            added = None if self.shared is None else self.shared(x)
+            return self.kernels.product.run(x, chosen, weights, added=added)
+        total = self.product(x, chosen, weights)
         if self.shared is not None:
             total.add_(self.shared(x))
         return total.to(x.dtype)

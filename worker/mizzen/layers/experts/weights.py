@@ -15,19 +15,51 @@ from mizzen.models.experts_config import ExpertLayout, ExpertsConfig
 
 
 class ExpertWeights:
-    """Weights of all experts of a layer; each rank holds a shard of the inner elements of every expert.
+    """Weights of the experts of a layer that this rank holds: `held`, and `shard` of their inner elements.
 
-    `gate_up` is [experts, 2 * width of this rank, hidden], gate before up, and `down` is
-    [experts, hidden, width of this rank]. `biases` are those of both, if the experts have any.
+    `gate_up` is [experts held, 2 * width of this rank, hidden], gate before up, and `down` is
+    [experts held, hidden, width of this rank]. `biases` are those of both, if the experts have any.
     """
 
     def __init__(self, build: BuildContext, experts: ExpertsConfig, hidden: int, prefix: str) -> None:
         self.config, self.hidden, self.prefix = experts, hidden, prefix
-        self.shard = build.mesh.tensor.shard(experts.width, experts.width_field)
+        self.held = build.mesh.expert.shard(experts.count, experts.count_field)
+        self.shard = build.mesh.expert_width.shard(experts.width, experts.width_field)
+        self.own_count = self.held.stop - self.held.start
         self.own_width = self.shard.stop - self.shard.start
-        self.gate_up = build.allocate(experts.count, 2 * self.own_width, hidden)
-        self.down = build.allocate(experts.count, hidden, self.own_width)
+        self.gate_up = build.allocate(self.own_count, 2 * self.own_width, hidden)
+        self.down = build.allocate(self.own_count, hidden, self.own_width)
         self.biases = allocate_biases(build, experts, hidden)
+        self.indices = self.list_indices(build.device) if self.partial else None
+
+    @property
+    def partial(self) -> bool:
+        """Whether other ranks hold experts that this rank does not hold."""
+        return self.own_count < self.config.count
+
+    def list_indices(self, device: torch.device) -> torch.Tensor:
+        """Return the index of each expert of the layer among those held, int64 [experts].
+
+        Experts of other ranks have the index `own_count`.
+        """
+        indices = torch.full((self.config.count,), self.own_count, dtype=torch.int64, device=device)
+        indices[self.held] = torch.arange(self.own_count, device=device)
+        return indices
+
+    def localize(self, chosen: torch.Tensor) -> torch.Tensor:
+        """Return the indices of experts among those held; `own_count` stands for experts of other ranks.
+
+        `chosen` and the result are int64 of the same shape.
+        """
+        return chosen if self.indices is None else self.indices[chosen]
+
+    def slots(self) -> Iterator[tuple[int, int]]:
+        """Yield the number in the layer, and the index in the parameters, of each expert held."""
+        return zip(range(self.held.start, self.held.stop), range(self.own_count), strict=True)
+
+    def holds(self, expert: int) -> bool:
+        """Return whether this rank holds an expert of the layer."""
+        return self.held.start <= expert < self.held.stop
 
     def targets(self) -> Iterator[WeightTarget]:
         """Yield the destinations of the checkpoint's tensors."""
@@ -38,39 +70,49 @@ class ExpertWeights:
         else:
             yield from self.stacked_targets()
         if self.biases is not None:
-            yield from bias_targets(self.biases, self.config, self.hidden, self.shard, self.prefix)
+            yield from bias_targets(self.biases, self.config, self.hidden, self.held, self.shard, self.prefix)
 
     def halves(self, gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return views of the gate rows and of the up rows of [..., 2 * width of this rank, hidden]."""
         return gate_up[..., : self.own_width, :], gate_up[..., self.own_width :, :]
 
     def separate_targets(self) -> Iterator[WeightTarget]:
-        """Yield the destinations of tensors that hold one expert each."""
-        names, columns = self.config.names, slice(0, self.hidden)
+        """Yield the destinations of tensors that hold one expert each.
+
+        Those of experts on other ranks are empty: every rank checks that the checkpoint has all experts.
+        """
         for expert in range(self.config.count):
-            prefix = f"{self.prefix}{names.experts}.{expert}."
-            for name, half in zip(names.gate_up, self.halves(self.gate_up[expert]), strict=True):
-                yield WeightTarget(
-                    name=f"{prefix}{name}.weight",
-                    shape=(self.config.width, self.hidden),
-                    shard=(self.shard, columns),
-                    destination=half,
-                )
+            if self.holds(expert):
+                yield from self.expert_targets(expert, expert - self.held.start)
+            else:
+                yield from (target.without_elements() for target in self.expert_targets(expert, 0))
+
+    def expert_targets(self, expert: int, index: int) -> Iterator[WeightTarget]:
+        """Yield the destinations of the tensors of an expert, whose index in the parameters is `index`."""
+        names, columns = self.config.names, slice(0, self.hidden)
+        prefix = f"{self.prefix}{names.experts}.{expert}."
+        for name, half in zip(names.gate_up, self.halves(self.gate_up[index]), strict=True):
             yield WeightTarget(
-                name=f"{prefix}{names.down}.weight",
-                shape=(self.hidden, self.config.width),
-                shard=(columns, self.shard),
-                destination=self.down[expert],
+                name=f"{prefix}{name}.weight",
+                shape=(self.config.width, self.hidden),
+                shard=(self.shard, columns),
+                destination=half,
             )
+        yield WeightTarget(
+            name=f"{prefix}{names.down}.weight",
+            shape=(self.hidden, self.config.width),
+            shard=(columns, self.shard),
+            destination=self.down[index],
+        )
 
     def stacked_targets(self) -> Iterator[WeightTarget]:
         """Yield the destinations of each expert's part of tensors that hold all experts."""
         names, width, shard = self.config.names, self.config.width, self.shard
         transposed = self.config.layout is ExpertLayout.TRANSPOSED
         up_shard = slice(shard.start + width, shard.stop + width)
-        for expert in range(self.config.count):
-            gate, up = self.halves(self.gate_up[expert])
-            down = self.down[expert].t()
+        for expert, index in self.slots():
+            gate, up = self.halves(self.gate_up[index])
+            down = self.down[index].t()
             for rows, half in ((shard, gate), (up_shard, up)):
                 yield self.part(names.stacked_gate_up, 2 * width, expert, rows, half, transposed)
             yield self.part(names.stacked_down, width, expert, shard, down, not transposed)
@@ -83,14 +125,14 @@ class ExpertWeights:
             name=self.prefix + self.config.names.stacked_gate_up,
             shape=(count, self.hidden, width, 2),
             other_shapes=((count, self.hidden, 2 * width),),
-            shard=(slice(0, count), rows, self.shard, slice(0, 2)),
+            shard=(self.held, rows, self.shard, slice(0, 2)),
             destination=pairs,
             fill=partial(fill_for_inputs, self.hidden),
         )
         yield WeightTarget(
             name=self.prefix + self.config.names.stacked_down,
             shape=(count, width, self.hidden),
-            shard=(slice(0, count), self.shard, rows),
+            shard=(self.held, self.shard, rows),
             destination=self.down.transpose(1, 2),
             fill=partial(fill_for_inputs, width),
         )

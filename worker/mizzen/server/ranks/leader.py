@@ -100,6 +100,7 @@ def build_welcome(config: EngineConfig, engine: EngineProtocol, files: dict[str,
         labels=info.labels,
         score_activation=str(info.score_activation),
         pooling=info.pooling,
+        expert_groups=info.expert_groups,
     )
 
 

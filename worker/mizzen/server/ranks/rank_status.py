@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from mizzen.core.request import Finished, FinishReason
 from mizzen.server.engine_api import EngineInfoProtocol
 from mizzen.server.metric_catalogue import (
     BETWEEN_TOKENS_SECONDS,
+    EXPERT_LAYERS,
     FIRST_TOKEN_SECONDS,
     INDEX,
     MEMORY,
@@ -59,6 +60,12 @@ class RankStatus(PhaseStatus):
             self._values[INDEX[name]] = getattr(info, name)
         for name, size in info.format_bytes.items():
             self._values[INDEX[f"weights_bytes_{name}"]] = size
+
+    def set_expert_load(self, ratios: Mapping[int, float]) -> None:
+        """Record the tokens of each layer's busiest expert over the mean, by layer."""
+        for layer, ratio in ratios.items():
+            if layer < EXPERT_LAYERS:
+                self._set(f"expert_load_{layer}", ratio)
 
     def count_step(self, seconds: float, tokens: int) -> None:
         """Count a step that took `seconds` and generated `tokens` tokens."""
