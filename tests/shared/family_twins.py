@@ -149,6 +149,13 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("Starcoder2", {"head_dim": None, "sliding_window": 9}),
 }
 """Name of a twin: the prefix of Transformers' classes, and the fields that differ from a small Llama's."""
+PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {}),
+}
+"""Families without special fields, in the form of `TWINS`; tests of their own cover their language models."""
 TWINS_THROUGH_TRANSFORMERS = (
     *("gemma2", "gemma3-scaled", "olmo2", "phi3-window", "granite-biases", "cohere2", "ministral3"),
     *("olmoe", "qwen2-moe", "qwen3-moe"),
@@ -230,12 +237,12 @@ def save_twin(
 
     Args:
         folder: Empty folder.
-        name: Key of `TWINS`.
+        name: Key of `TWINS` or `PLAIN`.
         head: End of the name of Transformers' class.
         dtype: Data type to which the weights are rounded.
         changes: Fields of config.json that override those of the twin; None leaves a field out.
     """
-    prefix, fields = TWINS[name]
+    prefix, fields = TWINS[name] if name in TWINS else PLAIN[name]
     config_class = getattr(transformers, CONFIGS.get(prefix, f"{prefix}Config"))
     values = {**SMALL, **fields, **changes}
     values = {field: value for field, value in values.items() if value is not None or "window" in field}

@@ -14,7 +14,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from family_twins import SMALL, save_random_model, save_twin
+from family_twins import save_twin
 from mizzen import LLM, SamplingParams
 from mizzen.common.model_task import ScoreActivation, Task, apply_activation
 from mizzen.models.hf_fields import ConfigError, Fields
@@ -27,19 +27,9 @@ OPTIONS: dict[str, Any] = {"device": "cpu", "skip_tokenizer": True, "kv_cache_to
 NAMES = {0: "bad", 1: "fine", 2: "good"}
 
 
-PLAIN = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-"""Prefixes of Transformers' classes of families that have no twin."""
-
-
 def save_classifier(folder: Path, twin: str = "qwen3", **changes: Any) -> Any:
-    values = {"id2label": NAMES, **changes}
-    if twin not in PLAIN:
-        head = "TextForSequenceClassification" if twin == "gemma3" else "ForSequenceClassification"
-        return save_twin(folder, twin, head=head, **values)
-    config_class = getattr(transformers, f"{PLAIN[twin]}Config")
-    model_class = getattr(transformers, f"{PLAIN[twin]}ForSequenceClassification")
-    config = config_class(**{**SMALL, "sliding_window": None, **values})
-    return save_random_model(folder, model_class, config, torch.float32, plus_one=False)
+    head = "TextForSequenceClassification" if twin == "gemma3" else "ForSequenceClassification"
+    return save_twin(folder, twin, head=head, **{"id2label": NAMES, **changes})
 
 
 def exact_logits(model: Any, prompt: list[int]) -> np.ndarray:

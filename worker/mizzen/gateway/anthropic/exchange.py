@@ -83,4 +83,4 @@ class CountTokensHandler:
         except ApiError as error:
             rename_field(error, parsed.tools)
             raise
-        return CountTokensResponse(len(prompt))
+        return CountTokensResponse(len(prompt.ids))

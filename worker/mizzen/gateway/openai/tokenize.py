@@ -106,7 +106,7 @@ class TokenizeHandler:
         service, text = find_text_model(self._gateway, request.model, scope)
 
         async def tokenize_one(generation: GenerationRequest) -> list[int]:
-            return (await tokenize_prompt(generation, text)).tolist()
+            return (await tokenize_prompt(generation, text)).ids.tolist()
 
         token_ids = await map_concurrently(requests, tokenize_one, concurrency=1)
         context = service.table.longest_context(text)

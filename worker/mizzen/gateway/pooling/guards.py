@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mizzen.core.request import Int32
 from mizzen.gateway.errors import invalid
+from mizzen.gateway.requests.generation_request import EncodedPrompt
 from mizzen.gateway.text.model import TextModel
 from mizzen.gateway.text.template import TemplateError
 
@@ -89,8 +89,8 @@ class GuardPrompt:
         """Beginning of the answer in the prompt."""
         return self.form.category_prefix if self.categories else self.form.verdict_prefix
 
-    async def token_ids(self, text: TextModel, context: int) -> Int32:
-        """Return the prompt's token ids (int32 [n]): the conversation, and the beginning of the answer.
+    async def encode(self, text: TextModel, context: int) -> EncodedPrompt:
+        """Return the prompt's tokens: the conversation, and the beginning of the answer.
 
         Raises:
             ApiError: 400 if the chat template rejects the text.
@@ -101,7 +101,7 @@ class GuardPrompt:
         except TemplateError as error:
             raise invalid(str(error), self.field, "chat_template") from error
         answer, _ = self._split_answer(text, self.options[0])
-        return np.concatenate([ids, np.array(answer, np.int32)])
+        return EncodedPrompt(np.concatenate([ids, np.array(answer, np.int32)]))
 
     def label_ids(self, text: TextModel) -> tuple[int, ...]:
         """Return the first token of each option.

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from mizzen.core.request import Int32
 from mizzen.gateway.errors import ApiError, invalid
+from mizzen.gateway.requests.generation_request import EncodedPrompt
 from mizzen.gateway.requests.text_batch import truncated_length
 from mizzen.gateway.text.model import TextModel
 from mizzen.gateway.text.template import ChatTemplate, TemplateError
@@ -37,8 +37,8 @@ ROLES = ("query", "document")
 class PairForm(Protocol):
     """Form of the prompt for a query and a document."""
 
-    def encode(self, query: str, document: str, instruction: str | None) -> list[int]:
-        """Return the token ids of the prompt."""
+    def encode(self, query: str, document: str, instruction: str | None) -> EncodedPrompt:
+        """Return the tokens of the prompt."""
         ...
 
 
@@ -51,11 +51,11 @@ class QwenPairForm:
 
     tokenizer: Tokenizer
 
-    def encode(self, query: str, document: str, instruction: str | None) -> list[int]:
-        """Return the token ids of the prompt."""
+    def encode(self, query: str, document: str, instruction: str | None) -> EncodedPrompt:
+        """Return the tokens of the prompt."""
         pair = f"<Instruct>: {instruction or DEFAULT_INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
         prefix, ids, suffix = self.tokenizer.encode_batch([PREFIX, pair, SUFFIX], add_special_tokens=False)
-        return prefix + ids + suffix
+        return EncodedPrompt(np.array(prefix + ids + suffix, np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class TemplatePairForm:
     tokenizer: Tokenizer
     template: ChatTemplate
 
-    def encode(self, query: str, document: str, instruction: str | None) -> list[int]:
-        """Return the token ids of the prompt.
+    def encode(self, query: str, document: str, instruction: str | None) -> EncodedPrompt:
+        """Return the tokens of the prompt.
 
         Raises:
             ApiError: 400 if the template rejects the messages.
@@ -74,9 +74,10 @@ class TemplatePairForm:
         messages = [{"role": "system", "content": instruction}] if instruction else []
         messages += [{"role": "query", "content": query}, {"role": "document", "content": document}]
         try:
-            return self.tokenizer.encode(self.template.render(messages), add_special_tokens=False)
+            prompt = self.template.render(messages)
         except TemplateError as error:
             raise invalid(str(error), "query", "chat_template") from error
+        return EncodedPrompt(np.array(self.tokenizer.encode(prompt, add_special_tokens=False), np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,11 @@ class JoinedPairForm:
 
     tokenizer: Tokenizer
 
-    def encode(self, query: str, document: str, instruction: str | None) -> list[int]:
-        """Return the token ids of the prompt; an instruction precedes the query."""
-        return self.tokenizer.encode_pair(f"{instruction} {query}" if instruction else query, document)[0]
+    def encode(self, query: str, document: str, instruction: str | None) -> EncodedPrompt:
+        """Return the tokens of the prompt; an instruction precedes the query."""
+        first = f"{instruction} {query}" if instruction else query
+        ids, second_start = self.tokenizer.encode_pair(first, document)
+        return EncodedPrompt(np.array(ids, np.int32), second_start)
 
 
 def has_pair_template(text: TextModel) -> bool:
@@ -127,8 +130,8 @@ class PairPrompt:
     """Number of tokens to which the prompt is cut, at the end of its document; -1 for the context length."""
     document_field: str = "documents"
 
-    async def token_ids(self, text: TextModel, context: int) -> Int32:
-        """Return the prompt's token ids (int32 [n]).
+    async def encode(self, text: TextModel, context: int) -> EncodedPrompt:
+        """Return the prompt's tokens.
 
         Raises:
             ApiError: 400 if the model has no form for pairs, or the query alone is too long.
@@ -136,11 +139,8 @@ class PairPrompt:
         form = find_pair_form(text, classifies=self.classifies)
         if form is None:
             raise not_a_reranker()
-
-        def work() -> Int32:
-            return np.array(self._encode(form, text.tokenizer, context), np.int32)
-
-        return await text.run(len(self.query) + len(self.document), work)
+        length = len(self.query) + len(self.document)
+        return await text.run(length, lambda: self._encode(form, text.tokenizer, context))
 
     def label_ids(self, text: TextModel) -> tuple[int, ...]:
         """Return the ids of the tokens `yes` and `no`; none for a model with a classification head.
@@ -155,7 +155,7 @@ class PairPrompt:
             raise not_a_reranker()
         return tuple(number for number in ids if number is not None)
 
-    def _encode(self, form: PairForm, tokenizer: Tokenizer, context: int) -> list[int]:
+    def _encode(self, form: PairForm, tokenizer: Tokenizer, context: int) -> EncodedPrompt:
         document, limit = self.document, truncated_length(self.truncate, context)
         if self.max_document_tokens is not None:
             document = tokenizer.cut_text(document, self.max_document_tokens)
@@ -165,12 +165,12 @@ class PairPrompt:
 
 
 def fit_document(
-    encode: Callable[[str], list[int]], tokenizer: Tokenizer, document: str, limit: int
-) -> list[int]:
-    """Return the token ids of a prompt, whose document is cut so that it has at most `limit` tokens.
+    encode: Callable[[str], EncodedPrompt], tokenizer: Tokenizer, document: str, limit: int
+) -> EncodedPrompt:
+    """Return the tokens of a prompt, whose document is cut so that it has at most `limit` tokens.
 
     Args:
-        encode: function that returns the prompt's token ids for a document.
+        encode: function that returns the prompt's tokens for a document.
         tokenizer: tokenizer of the model.
         document: the document.
         limit: maximum number of tokens; 0 for no limit.
@@ -178,18 +178,19 @@ def fit_document(
     Raises:
         ApiError: 400 if the prompt is too long even without a document.
     """
-    ids = encode(document)
-    if not limit or len(ids) <= limit:
-        return ids
-    room = limit - len(encode(""))
-    while len(ids) > limit and room > 0:
+    prompt = encode(document)
+    if not limit or len(prompt.ids) <= limit:
+        return prompt
+    room = limit - len(encode("").ids)
+    while len(prompt.ids) > limit and room > 0:
         document = tokenizer.cut_text(document, room)
-        ids = encode(document)
-        room -= max(1, len(ids) - limit)  # tokens at the ends of the document may differ within the prompt
-    if len(ids) > limit:
+        prompt = encode(document)
+        # Tokens at the ends of the document may differ within the prompt.
+        room -= max(1, len(prompt.ids) - limit)
+    if len(prompt.ids) > limit:
         text = f"query is too long: it leaves no room for a document in {limit} tokens"
         raise invalid(text, "query", "context_length_exceeded")
-    return ids
+    return prompt
 
 
 def not_a_reranker() -> ApiError:

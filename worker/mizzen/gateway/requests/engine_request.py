@@ -11,7 +11,7 @@ import numpy as np
 from mizzen.core.request import Int32, Pooling
 from mizzen.core.sampling_params import sent_values
 from mizzen.gateway.errors import ApiError, invalid
-from mizzen.gateway.requests.generation_request import GenerationRequest
+from mizzen.gateway.requests.generation_request import EncodedPrompt, GenerationRequest
 from mizzen.gateway.requests.text_batch import truncated_length
 from mizzen.gateway.text.model import NoChatTemplate, TextModel
 from mizzen.gateway.text.template import TemplateError
@@ -24,8 +24,10 @@ Group 1 is the keyword. Group 2 is the path of the schema that contains it, foll
 """
 
 
-async def tokenize_prompt(generation: GenerationRequest, text: TextModel, max_tokens: int = 0) -> Int32:
-    """Return the token ids of a request's prompt, int32 [n].
+async def tokenize_prompt(
+    generation: GenerationRequest, text: TextModel, max_tokens: int = 0
+) -> EncodedPrompt:
+    """Return the tokens of a request's prompt.
 
     Raises:
         ApiError: 400 if the chat template rejects the messages, or the prompt is empty.
@@ -33,18 +35,19 @@ async def tokenize_prompt(generation: GenerationRequest, text: TextModel, max_to
             raised before tokenization.
     """
     if generation.prompt_source is not None:
-        ids = await generation.prompt_source.token_ids(text, max_tokens)
+        prompt = await generation.prompt_source.encode(text, max_tokens)
     elif generation.messages is not None:
         cut = truncated_length(generation.truncate, max_tokens)
         ids = await tokenize_chat(generation, text, 0 if cut else max_tokens)
-        ids = ids[: cut or None]
+        prompt = EncodedPrompt(ids[: cut or None])
     elif isinstance(generation.prompt, str):
         ids = await text.text_prompt(generation.prompt, generation.add_special_tokens, max_tokens)
+        prompt = EncodedPrompt(ids)
     else:
-        ids = prompt_array(generation.prompt)
-    if not len(ids):
+        prompt = EncodedPrompt(prompt_array(generation.prompt))
+    if not len(prompt.ids):
         raise invalid("the prompt is empty", generation.prompt_field)
-    return ids
+    return prompt
 
 
 def prompt_array(prompt: array[int] | None) -> Int32:

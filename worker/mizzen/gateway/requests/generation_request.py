@@ -26,11 +26,21 @@ Prompt: TypeAlias = "str | array[int]"
 """Text, or token ids as an int32 array, which takes little memory while the request waits."""
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """Token ids of a prompt."""
+
+    ids: Int32
+    """Token ids, int32 [n]."""
+    second_start: int = 0
+    """Index of the first token of a pair's second text, if the tokenizer gives it another type; else 0."""
+
+
 class PromptSource(Protocol):
     """Makes the token ids of a prompt, for prompts that are not simply a text or a conversation."""
 
-    async def token_ids(self, text: TextModel, context: int) -> Int32:
-        """Return the prompt's token ids (int32 [n]) for a text model; `context` is the context length, or 0.
+    async def encode(self, text: TextModel, context: int) -> EncodedPrompt:
+        """Return the prompt's tokens for a text model; `context` is the context length, or 0.
 
         Raises:
             ApiError: 400 if the prompt cannot be made.

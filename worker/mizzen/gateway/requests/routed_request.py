@@ -45,6 +45,8 @@ class RoutedRequest:
 
     text_model: TextModel | None = None
     prompt: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    second_start: int = 0
+    """Index in `prompt` as in `EncodedPrompt.second_start`."""
     sampling: Sampling | None = None
     """Sampling parameters as sent to the engines of `text_model`; None until they are first needed."""
     block_hashes: Sequence[int] = ()
@@ -116,7 +118,8 @@ class RoutedRequest:
             TooManyTokens: the prompt is so long that it must exceed the context; raised before tokenization.
         """
         began = time.monotonic()
-        self.prompt = await tokenize_prompt(self.generation, text, context)
+        encoded = await tokenize_prompt(self.generation, text, context)
+        self.prompt, self.second_start = encoded.ids, encoded.second_start
         self.record.end_phase("tokenize", began)
         self.text_model, self.sampling, self.block_hashes = text, None, ()
 

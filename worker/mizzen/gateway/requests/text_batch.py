@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from mizzen.core.request import Int32
 from mizzen.gateway.errors import invalid
+from mizzen.gateway.requests.generation_request import EncodedPrompt
 from mizzen.gateway.text.model import TextModel, TooManyTokens
 
 PIECE_TEXTS = 128
@@ -86,9 +87,9 @@ class BatchedText:
     batch: TextBatch
     index: int
 
-    async def token_ids(self, text: TextModel, context: int) -> Int32:
-        """Return the token ids of the text; see `TextBatch.token_ids`."""
-        return await self.batch.token_ids(self.index, text, context)
+    async def encode(self, text: TextModel, context: int) -> EncodedPrompt:
+        """Return the tokens of the text; see `TextBatch.token_ids`."""
+        return EncodedPrompt(await self.batch.token_ids(self.index, text, context))
 
     def label_ids(self, text: TextModel) -> tuple[int, ...]:
         """Return no ids: an embedding has no next token."""
@@ -102,9 +103,9 @@ class TruncatedTokens:
     ids: Int32
     truncate: int
 
-    async def token_ids(self, text: TextModel, context: int) -> Int32:
-        """Return the first token ids, as many as allowed."""
-        return self.ids[: truncated_length(self.truncate, context) or None]
+    async def encode(self, text: TextModel, context: int) -> EncodedPrompt:
+        """Return the first tokens, as many as allowed."""
+        return EncodedPrompt(self.ids[: truncated_length(self.truncate, context) or None])
 
     def label_ids(self, text: TextModel) -> tuple[int, ...]:
         """Return no ids: an embedding has no next token."""

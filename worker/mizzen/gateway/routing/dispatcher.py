@@ -267,6 +267,7 @@ class Dispatcher:
                     queue_seconds=seconds,
                     traceparent=record.traceparent,
                     classify=classify,
+                    second_start=routed.second_start,
                 )
             settled = True
             engine.record_success(period)
@@ -292,10 +293,8 @@ class Dispatcher:
         return max(MIN_ENGINE_SECONDS, routed.queue_entry.wait_deadline - time.monotonic())
 
     def _expected_output_tokens(self, routed: RoutedRequest) -> int:
-        output_limit = routed.generation.sampling.max_tokens
-        left = (
-            EXPECTED_OUTPUT_TOKENS if output_limit is None else max(1, output_limit - len(routed.generated))
-        )
+        limit = routed.generation.sampling.max_tokens
+        left = EXPECTED_OUTPUT_TOKENS if limit is None else max(1, limit - len(routed.generated))
         return min(left, EXPECTED_OUTPUT_TOKENS)
 
     # ── failures ──────────────────────────────────────────────────────────────────────────────────────────

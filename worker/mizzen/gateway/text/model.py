@@ -124,7 +124,7 @@ class TextModel:
 
         return await self._run(lambda _: sum(map(len, texts)), work)
 
-    async def run(self, characters: int, work: Callable[[], Int32]) -> Int32:
+    async def run(self, characters: int, work: Callable[[], T]) -> T:
         """Run `work`, which tokenizes texts of a total length, on the event loop or, if long, in a thread."""
         return await self._run(lambda _: characters, work)
 

@@ -244,12 +244,14 @@ class EngineLink:
         queue_seconds: float = 0.0,
         traceparent: str = "",
         classify: bool = False,
+        second_start: int = 0,
     ) -> tuple[NDArray[np.float32], int, int]:
         """Return the embedding (float32 [size]) of a prompt (int32 token ids), and two token counts.
 
         The counts are the number of prompt tokens, and how many of them came from the prefix cache. `pooling`
         is "last", "mean" or "cls"; `normalize` scales the vector to length 1. With `classify`, the vector has
-        the logits of the model's labels instead, float32 [labels]. Cancelling the call aborts the request.
+        the logits of the model's labels instead, float32 [labels]. Tokens from `second_start` on, unless it
+        is 0, are the second text of a pair. Cancelling the call aborts the request.
 
         Raises:
             EngineRefused: the engine rejects the request.
@@ -259,7 +261,18 @@ class EngineLink:
         rid = self._handles.unused_handle()
         reply = EmbedReply(rid)
         self._send(
-            Embed(rid, prompt, pooling, normalize, salt, priority, queue_seconds, traceparent, classify)
+            Embed(
+                rid,
+                prompt,
+                pooling,
+                normalize,
+                salt,
+                priority,
+                queue_seconds,
+                traceparent,
+                classify,
+                second_start,
+            )
         )
         self._handles.add(reply)
         try:
