@@ -146,13 +146,15 @@ async def test_invalid_requests_are_refused_with_a_message(model: Path) -> None:
         with pytest.raises(EngineRefused, match="the output is complete already"):
             await read(link.generate(packed([5, 6]), Sampling(max_tokens=1), generated=1))
         for prompt, pooling, message in (
-            ([5], "cls", "pooling must be one of last, mean, not 'cls'"),
+            ([5], "first", "pooling must be one of last, mean, cls, not 'first'"),
             ([], "last", "prompt is empty"),
             ([1000], "mean", "prompt contains the token id 1000"),
             ([5] * 2048, "mean", "prompt must be shorter than the context"),
         ):
             with pytest.raises(EngineRefused, match=message):
                 await link.embed(packed(prompt), pooling)
+        with pytest.raises(EngineRefused, match="second_start must be between 0 and 1, not 2"):
+            await link.embed(packed([5, 6]), second_start=2)
         assert link.open_streams == 0
 
 
