@@ -244,7 +244,9 @@ def _panels(rows: Sequence[Row]) -> list[Json]:
 
 
 def _panel(panel: Panel, number: int, place: Json) -> Json:
-    defaults: Json = {"unit": panel.unit, "thresholds": _thresholds(panel)}
+    defaults: Json = {"unit": panel.unit}
+    if panel.kind != "timeseries" or panel.yellow is not None or panel.red is not None:
+        defaults["thresholds"] = _thresholds(panel)
     if panel.most is not None:
         defaults |= {"min": 0, "max": panel.most}
     if panel.links_to_service:
@@ -252,7 +254,6 @@ def _panel(panel: Panel, number: int, place: Json) -> Json:
     custom = _custom(panel)
     if custom:
         defaults["custom"] = custom
-    options = _options(panel)
     return {
         "id": number,
         "type": panel.kind,
@@ -261,7 +262,7 @@ def _panel(panel: Panel, number: int, place: Json) -> Json:
         "datasource": DATASOURCE,
         "gridPos": place,
         "fieldConfig": {"defaults": defaults, "overrides": []},
-        **({"options": options} if options else {}),
+        "options": _options(panel),
         "targets": [_target(panel, index, query) for index, query in enumerate(panel.queries)],
         **({"transformations": _columns()} if panel.kind == "table" else {}),
     }

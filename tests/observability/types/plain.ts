@@ -46,7 +46,7 @@ type Of<Kind extends string, Options, Custom = object> = Omit<
   fieldConfig: Plain<Omit<FieldConfigSource, 'defaults'>> & {
     defaults: Plain<Omit<FieldConfigSource['defaults'], 'custom' | 'thresholds' | 'unit'>> & {
       unit: string;
-      thresholds: { mode: 'absolute' | 'percentage'; steps: Array<{ color: string; value: number | null }> };
+      thresholds?: { mode: 'absolute' | 'percentage'; steps: Array<{ color: string; value: number | null }> };
       custom?: Partial<Plain<Custom>>;
     };
   };
