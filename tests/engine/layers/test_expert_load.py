@@ -21,9 +21,10 @@ EXPERTS = 6
 LAYERS = (1, 2, 4)
 
 
-def make_load(*choices: list[list[int]]) -> tuple[ExpertLoad, list[Any]]:
+def make_load(*choices: list[list[int]], narrows: bool = True) -> tuple[ExpertLoad, list[Any]]:
     mixtures: list[Any] = [SimpleNamespace(chosen=torch.tensor(choice)) for choice in choices]
-    return ExpertLoad(mixtures, LAYERS[: len(mixtures)], EXPERTS, torch.device("cpu")), mixtures
+    layers, device = LAYERS[: len(mixtures)], torch.device("cpu")
+    return ExpertLoad(mixtures, layers, EXPERTS, device, last_layer_narrows=narrows), mixtures
 
 
 def attend(real: list[bool] | None = None) -> Any:
@@ -62,6 +63,20 @@ def test_padding_and_tokens_that_the_last_layer_drops_are_not_counted() -> None:
     assert load.counts.tolist() == [[0, 0, 1, 0, 0, 1]], "the only layer with experts is the last layer"
 
 
+def test_rows_that_pad_a_graph_are_not_counted() -> None:
+    """Only the choice of token 2 counts in the last layer; the other rows repeat token 0."""
+    tokens = [[0, 1], [1, 2], [1, 3], [4, 5]]
+    load, _ = make_load(tokens, [[2, 5], [0, 1], [0, 1], [0, 1]])
+    load.add_step(attend(real=[True, True, True, False]), torch.tensor([2, 0, 0, 0]))
+    assert load.counts.tolist() == [[1, 3, 1, 1, 0, 0], [0, 0, 1, 0, 0, 1]]
+
+
+def test_layers_before_the_last_keep_all_tokens() -> None:
+    load, _ = make_load([[0, 1], [1, 2]], narrows=False)
+    load.add_step(attend(), torch.tensor([1, 0]))
+    assert load.counts.tolist() == [[1, 2, 1, 0, 0, 0]]
+
+
 def test_ratios_are_those_of_periods_with_enough_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expert_load, "MIN_TOKENS", 2)
     load, _ = make_load([[0]], [[0]])
@@ -87,7 +102,7 @@ def test_an_engine_counts_every_token_once(
     monkeypatch.setattr(expert_load, "MIN_TOKENS", 1e-9)
     sizes = {"num_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 3}
     kit.save_twin(tmp_path, "qwen3-moe", **sizes)
-    with thread_ranks(tmp_path, ranks, prefill_chunk_tokens=32) as engine:
+    with thread_ranks(tmp_path, ranks, prefill_chunk_tokens=32, expert_load="on") as engine:
         reader: Any = engine._expert_load  # pyright: ignore[reportPrivateUsage]
         warm_up = reader.before.sum(1)
         sampling = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
@@ -100,7 +115,7 @@ def test_an_engine_counts_every_token_once(
     assert all(1 <= ratio <= 4 for ratio in ratios.values())
 
 
-def test_the_counting_can_be_turned_off(kit: SimpleNamespace, tmp_path: Path) -> None:
+def test_tokens_are_only_counted_on_demand(kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_twin(tmp_path, "qwen3-moe")
-    with thread_ranks(tmp_path, 1, expert_load="off") as engine:
+    with thread_ranks(tmp_path, 1) as engine:
         assert engine.expert_load(1.0) == {}

@@ -175,6 +175,17 @@ def test_dummy_weights_are_finite_and_differ(kit: SimpleNamespace, tmp_path: Pat
             assert 0.7 < projection.weight.dequantize().std() * columns**0.5 < 1.4
 
 
+def test_scales_of_a_float_type_are_refused(tmp_path: Path) -> None:
+    """They would be converted by value, not by their bits."""
+    save_mxfp4(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.0.mlp.experts.down_proj_scales"
+    save_file({**tensors, name: tensors[name].view(torch.float8_e8m0fnu)}, path)
+    with pytest.raises(WeightsError, match=f"{name} is F8_E8M0"), thread_ranks(tmp_path, 1):
+        pass
+
+
 def test_the_bytes_of_the_weights_are_counted(tmp_path: Path) -> None:
     save_mxfp4(tmp_path)
     path = tmp_path / "model.safetensors"

@@ -13,6 +13,7 @@ import pytest
 import torch
 from logits_check import assert_equal
 from rank_kit import compute_vector, thread_ranks
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from family_twins import save_twin
@@ -109,6 +110,25 @@ def test_layers_may_be_unquantized_without_being_listed(
     assert len(twin.layers) == 4
     change_config(twin.folder, quantization_config=FORMATS[name].config(("lm_head",)))
     assert_equal(compute_logits(twin.folder, kit), compute_reference(source, twin, kit))
+
+
+def test_layers_of_headless_models_may_be_unquantized_without_being_listed(
+    source: Path, kit: SimpleNamespace, tmp_path: Path
+) -> None:
+    """The files of such a model name layers without the prefix `model.`."""
+    layer, vectors = "model.layers.0.mlp.down_proj", list[np.ndarray[Any, Any]]()
+    twin = quantize_twin(source, tmp_path / "twin", FORMATS["awq"], ignored=("lm_head", layer))
+    change_config(twin.folder, quantization_config=FORMATS["awq"].config(("lm_head",)))
+    for headless in (False, True):
+        if headless:
+            change_config(twin.folder, architectures=["GraniteModel"])
+            path = twin.folder / "model.safetensors"
+            tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(path).items()}
+            tensors.pop("lm_head.weight")
+            save_file(tensors, path)
+        with thread_ranks(twin.folder, 1) as engine:
+            vectors.append(compute_vector(engine, kit.tokens(40)))
+    np.testing.assert_array_equal(vectors[1], vectors[0])
 
 
 @pytest.mark.parametrize("name", ["ct-fp8-channel", "ct-w4a16-32", "modelopt-fp8"])

@@ -141,9 +141,10 @@ class EngineOptions:
         "auto", "On cuda, use fused kernels instead of separate operations", choices=("auto", "off")
     )
     expert_load: str = option(
-        "auto",
-        "Count the tokens of each expert of a mixture for a metric; off saves some small kernels in a step",
-        choices=("auto", "off"),
+        "off",
+        "Count the tokens of each expert of a mixture for a metric; off saves a few small kernels in each "
+        "step",
+        choices=("on", "off"),
     )
     steps_in_flight: int = option(
         2, "Number of steps that are launched before the tokens of the first one are read", low=1, high=8

@@ -174,10 +174,18 @@ class DecoderModel:
 def make_expert_load(
     build: BuildContext, config: ModelConfig, layers: Sequence[DecoderLayer]
 ) -> ExpertLoad | None:
-    """Make the counts of the tokens of each expert, if this rank counts them."""
+    """Make the counts of the tokens of each expert; None if no layer has experts, or others count them."""
     if config.experts is None or not build.counts_experts:
         return None
     mixtures = {
         index: layer.mlp.down for index, layer in enumerate(layers) if isinstance(layer.mlp, SparseMLP)
     }
-    return ExpertLoad([*mixtures.values()], (*mixtures,), config.experts.count, build.device)
+    if not mixtures:
+        return None
+    return ExpertLoad(
+        [*mixtures.values()],
+        (*mixtures,),
+        config.experts.count,
+        build.device,
+        last_layer_narrows=len(layers) - 1 in mixtures,
+    )

@@ -88,7 +88,7 @@ class LLM:
         cuda_graph_max_batch: int = 512,
         cuda_graph_max_tokens: int | None = None,
         fusion: Literal["auto", "off"] = "auto",
-        expert_load: Literal["auto", "off"] = "auto",
+        expert_load: Literal["on", "off"] = "off",
         steps_in_flight: int = 2,
         profile: str = "",
         profile_steps: int = 32,
@@ -146,8 +146,8 @@ class LLM:
                 none); by default the largest step that the GPU runs in less time than the host needs to
                 launch it.
             fusion: On cuda, use fused kernels instead of separate operations.
-            expert_load: Count the tokens of each expert of a mixture for a metric; off saves some small
-                kernels in a step.
+            expert_load: Count the tokens of each expert of a mixture for a metric; off saves a few small
+                kernels in each step.
             steps_in_flight: Number of steps that are launched before the tokens of the first one are
                 read.
             profile: Folder for step traces; each SIGUSR2 records one trace. Steps are also marked as NVTX

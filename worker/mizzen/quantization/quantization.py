@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mizzen.models.hf_fields import ConfigError
-from mizzen.quantization.layer_patterns import LayerPattern, join_aliases, split_merged
+from mizzen.quantization.layer_patterns import LayerPattern, join_aliases, list_aliases, split_merged
 from mizzen.quantization.schemes import (
     UNQUANTIZED,
     KvScheme,
@@ -39,7 +39,7 @@ class Quantization:
     default: WeightScheme = UNQUANTIZED
     """Scheme of layers that no rule names."""
     unlisted: frozenset[str] = frozenset()
-    """Names of layers that the files store unquantized, although the rules may say otherwise."""
+    """Names, in the files, of layers that are stored unquantized, although the rules may say otherwise."""
     online: bool = False
     """Whether the checkpoint stores unquantized weights, which are quantized while they are loaded."""
     kv: KvScheme | None = None
@@ -84,7 +84,7 @@ class Quantization:
 
     def _find_by_rules(self, name: str, rules: Sequence[LayerRule]) -> WeightScheme:
         """Return the scheme of a layer by rules that include all of its own."""
-        if name in self.unlisted:
+        if self.unlisted and not self.unlisted.isdisjoint(list_aliases(name)):
             return UNQUANTIZED
         for rule in rules:
             if rule.pattern.matches(name):

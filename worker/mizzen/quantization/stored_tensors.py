@@ -147,7 +147,7 @@ def _list_mxfp4() -> tuple[StoredTensor, ...]:
         ),
         StoredTensor(
             suffixes=("gate_up_proj_scales", "down_proj_scales"),
-            dtypes=("U8", "F8_E8M0"),
+            dtypes=("U8",),
             dimensions=((ROWS, blocks),),
         ),
     )

@@ -121,7 +121,7 @@ def make_model(
             make_quantized_linear if fused else DequantizedLinear,
         ),
         methods=methods if methods is not None else [],
-        counts_experts=options.expert_load == "auto" and (group is None or group.rank == 0),
+        counts_experts=options.expert_load == "on" and (group is None or group.rank == 0),
         fused=fused,
         collectives=group.collectives if group else SINGLE_RANK,
     )

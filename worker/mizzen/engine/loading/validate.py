@@ -7,10 +7,11 @@ The loader and `mizzen check` use it.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from mizzen.engine.config import EngineOptions
-from mizzen.layers.sharding import check_shardable
+from mizzen.layers.sharding import check_shardable, choose_expert_groups
 from mizzen.models.config import ModelConfig
 from mizzen.models.registry import READERS
 from mizzen.models.transformers_backend.installed import check_installed
@@ -49,7 +50,7 @@ def check_model(options: EngineOptions, config: ModelConfig) -> None:
     if config.encoder is not None:
         check_encoder(options, config)
         return
-    choose_quantization(options.quantization, config.quantization)
+    quantized = replace(config, quantization=choose_quantization(options.quantization, config.quantization))
     if options.quantization != AS_STORED and not can_quantize_experts(config):
         raise ValueError(
             f"--quantization {options.quantization} is not supported for experts with biases "
@@ -62,6 +63,7 @@ def check_model(options: EngineOptions, config: ModelConfig) -> None:
         )
     if config.implementation == "native":
         check_shardable(config, options.tensor, options.expert)
+        choose_expert_groups(quantized, options.tensor, options.expert)
     else:  # the engine checks the layers when it has built them
         check_installed(config.architecture, READERS)
     check_context_length(options, config)

@@ -26,7 +26,13 @@ class ExpertLoad:
     """
 
     def __init__(
-        self, mixtures: Sequence[ChoosingLayer], layers: tuple[int, ...], experts: int, device: torch.device
+        self,
+        mixtures: Sequence[ChoosingLayer],
+        layers: tuple[int, ...],
+        experts: int,
+        device: torch.device,
+        *,
+        last_layer_narrows: bool,
     ) -> None:
         """Allocate the counts.
 
@@ -35,8 +41,9 @@ class ExpertLoad:
             layers: Index of each of them in the model.
             experts: Number of experts of a layer.
             device: Device of the model.
+            last_layer_narrows: Whether the last of them is the last layer of the model, which drops tokens.
         """
-        self.mixtures, self.layers = mixtures, layers
+        self.mixtures, self.layers, self.last_layer_narrows = mixtures, layers, last_layer_narrows
         self.counts = torch.zeros(len(layers), experts, dtype=torch.int64, device=device)
         self.starts = torch.arange(len(layers), device=device)[:, None, None] * experts
 
@@ -46,7 +53,8 @@ class ExpertLoad:
         Args:
             attend: Attention of the step.
             rows: Indices of the tokens with which the last layer of the model continued after its attention,
-                int64; None for all.
+                int64; None for all. Only those above the index before them are counted, because zeros pad the
+                rows of graphs. This is not exact in steps with prompt outputs, whose rows follow the others.
         """
         choices = []
         for mixture in self.mixtures:
@@ -54,12 +62,13 @@ class ExpertLoad:
                 choices.append(mixture.chosen)
             mixture.chosen = None  # the memory is needed again
         real = find_real_tokens(attend)
-        tokens = len(choices[0] if real is None else real)
-        narrowed = rows is not None and len(choices[-1]) != tokens
-        whole = choices[:-1] if narrowed else choices
-        self._add(0, whole, real)
-        if narrowed:
-            self._add(len(whole), choices[-1:], None if real is None else real[rows])
+        if rows is None or not self.last_layer_narrows:
+            self._add(0, choices, real)
+            return
+        self._add(0, choices[:-1], real)
+        fresh = torch.ones_like(rows, dtype=torch.bool)
+        fresh[1:] = rows[1:] > rows[:-1]
+        self._add(len(choices) - 1, choices[-1:], fresh if real is None else real[rows] & fresh)
 
     def _add(self, first: int, choices: list[torch.Tensor], real: torch.Tensor | None) -> None:
         """Count choices of layers from the `first` on, for the tokens in `real` (bool [tokens])."""

@@ -74,7 +74,7 @@ class BlockTensors:
             )
             yield WeightTarget(
                 name=f"{self.name}_scales",
-                dtypes=("U8", "F8_E8M0"),
+                dtypes=("U8",),
                 shape=(count, rows, blocks),
                 shard=(own, self.rows, self.blocks),
                 destination=self.exponents[own],

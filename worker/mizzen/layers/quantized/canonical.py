@@ -8,6 +8,7 @@ layouts from it.
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -101,8 +102,7 @@ class QuantizedWeight:
         if self.codes in TWO_PER_BYTE:
             values = torch.stack((values & 15, values >> 4), dim=-1).flatten(1)
         if self.codes is Codes.E2M1:
-            numbers = (*E2M1_VALUES, *(-value for value in E2M1_VALUES))
-            return torch.tensor(numbers, device=values.device)[values.int()]
+            return e2m1_table(values.device)[values.int()]
         return values.float()
 
     def dequantize(self, rows: slice = slice(None)) -> torch.Tensor:
@@ -125,6 +125,15 @@ class QuantizedWeight:
         if values.shape[1] == steps.shape[1]:
             return values[:, :, None]
         return values[:, :, None].expand(-1, -1, self.column_step).flatten(1)[:, None, : self.columns]
+
+
+@functools.cache
+def e2m1_table(device: torch.device) -> torch.Tensor:
+    """Return the value of each code of E2M1, float32 [16].
+
+    The first call copies from the host, which the capture of a CUDA graph forbids; warm-up steps make it.
+    """
+    return torch.tensor((*E2M1_VALUES, *(-value for value in E2M1_VALUES)), device=device)
 
 
 def decode_scales(scales: torch.Tensor) -> torch.Tensor:
