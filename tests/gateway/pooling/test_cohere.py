@@ -78,6 +78,7 @@ async def test_texts_are_cut_unless_forbidden(post: Any, engine: Any, received: 
     [
         ({"texts": []}, "texts"),
         ({"texts": ["a"], "embedding_types": ["float", "int8"]}, "embedding_types[1]"),
+        ({"texts": ["a"], "embedding_types": ["float"] * 7}, "embedding_types"),
         ({"texts": ["a"], "input_type": "image"}, "input_type"),
         ({"texts": ["a"], "truncate": "START"}, "truncate"),
         ({"texts": ["a"], "output_dimension": 10}, "output_dimension"),

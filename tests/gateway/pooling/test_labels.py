@@ -12,6 +12,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from mizzen.gateway.pooling.moderation_categories import parse_mapping
 from mizzen.gateway.text.tokenizer import Tokenizer
 
 LABELS = ("safe", "hate", "spam")
@@ -79,6 +80,35 @@ async def test_cross_encoder_reranks(post: Any, scripted: Any, tokenizer: Tokeni
     response = await post(engine, "/v1/score", text_1="q", text_2=["pod", "three masts"])
     scores = [item["score"] for item in response.json()["data"]]
     assert scores == pytest.approx([1 / (1 + math.exp(1)), 1 / (1 + math.exp(-2))])
+    response = await post(engine, "/v1/score", text_1="q" * 17_000, text_2=["pod"] * 1000)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "text_2")
+
+
+async def test_score_errors_name_the_prompt(post: Any, scripted: Any) -> None:
+    engine = scripted()
+    long = "Mizzen serves language models. " * 1000
+    response = await post(engine, "/v1/score", text_1="q", text_2=["a", long])
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "text_2[1]")
+    body = {"query": "q", "items": ["a", long], "label_token_ids": [5]}
+    response = await post(engine, "/v1/score", **body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "items[1]")
+    body = {"query": "q", "items": ["a"], "label_token_ids": list(range(129))}
+    response = await post(engine, "/v1/score", **body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "label_token_ids")
+    engine.does.vector = lambda message: [float("nan"), 1.0]
+    response = await post(engine, "/v1/score", text_1="q", text_2="a")
+    assert (response.status_code, response.json()["error"]["code"]) == (502, "not_a_number")
+
+
+async def test_moderation_without_an_activation_has_probabilities(post: Any, scripted: Any) -> None:
+    engine = scripted(task="classify", labels=("toxic",), score_activation="none", generates=False)
+    engine.does.vector = lambda message: [-1.5]
+    response = await post(engine, "/v1/moderations", input="a")
+    assert response.json()["results"][0]["category_scores"]["toxic"] == pytest.approx(1 / (1 + math.exp(1.5)))
+
+
+def test_labels_of_categories_may_contain_an_equals_sign() -> None:
+    assert parse_mapping(["a=b=hate"]) == {"a=b": "hate"}
 
 
 async def test_moderation_by_a_classifier(live: Any, classifier: Any) -> None:
@@ -131,6 +161,10 @@ async def test_moderation_by_a_guard_model(post: Any, scripted: Any, received: A
     endings = sorted(tokens.decode(received(message)[-4:]) for message in engine.requests)
     assert endings[0].endswith("\n\n")
     assert endings[1].endswith("\nunsafe\nS")
+    for unknown in (math.nan, -math.inf):
+        engine.does.label_logprob = lambda message, token, value=unknown: value
+        response = await post(engine, "/v1/moderations", input="some text")
+        assert (response.status_code, response.json()["error"]["code"]) == (502, "not_a_number")
 
 
 @pytest.mark.parametrize(

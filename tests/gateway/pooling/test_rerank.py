@@ -175,6 +175,7 @@ async def test_score_that_is_not_a_number_is_an_error(post: Any, engine: Any) ->
         ({"query": "", "documents": ["a"]}, "query"),
         ({"query": "q", "documents": []}, "documents"),
         ({"query": "q", "documents": ["a", ""]}, "documents[1]"),
+        ({"query": "q", "documents": ["a"] * 1000, "instruction": "i" * 17_000}, "documents"),
         ({"query": "q", "documents": ["a", {"title": "b"}]}, "documents[1].text"),
         ({"query": "q", "documents": ["a"], "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"query": "q", "documents": ["a"], "rank_fields": ["title"]}, "rank_fields"),

@@ -120,4 +120,5 @@ class HeaderReader:
             return rest[known.end() if known else kept :]
         body = section.lstrip()
         self._sections[self._marker] = ""
-        return body[len(ASSISTANT) :] if body.startswith(ASSISTANT) else section
+        names_role = self._marker == START and body.startswith(ASSISTANT)
+        return body[len(ASSISTANT) :] if names_role else section

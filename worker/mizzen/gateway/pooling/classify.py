@@ -120,7 +120,7 @@ def apply_activation(logits: Vector, properties: ModelProperties, *, activated: 
     """Return the scores of labels (float32 [labels]); the logits themselves unless `activated`."""
     if not activated:
         return logits
-    named = properties.activation  # empty: the engine is older than this gateway
+    named = properties.activation  # empty for the default, also if the engine is older than this gateway
     activation = model_task.ScoreActivation(named) if named else model_task.default_activation(len(logits))
     return model_task.apply_activation(logits, activation)
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 InputType: TypeAlias = Literal["search_document", "search_query", "classification", "clustering", "image"]
 EmbeddingType: TypeAlias = Literal["float", "base64", "binary", "ubinary", "int8", "uint8"]
+MAX_TYPES = 6
 RULES: Rules = {
     "images": refuse([], reason="the model reads text only"),
     "inputs": refuse([], reason="use texts"),
@@ -146,10 +147,11 @@ class CohereEmbedHandler:
 
 
 def check_request(request: CohereEmbedRequest) -> list[EmbeddingType]:
-    """Return the requested forms of vectors.
+    """Return the requested forms of vectors, each one once.
 
     Raises:
-        ApiError: 400 for a number of texts, a form, a kind of input or a truncation that is not supported.
+        ApiError: 400 for a number of texts or forms, a form, a kind of input or a truncation that is not
+            supported.
     """
     if not 0 < len(request.texts) <= MAX_INPUTS:
         raise invalid(f"texts must hold 1 to {MAX_INPUTS} texts", "texts", "out_of_range")
@@ -159,12 +161,15 @@ def check_request(request: CohereEmbedRequest) -> list[EmbeddingType]:
         text = "truncate START is not supported: texts are cut at their end, so that instructions stay whole"
         raise invalid(text, "truncate", "unsupported_parameter")
     types: list[EmbeddingType] = request.embedding_types or ["float"]
+    if len(types) > MAX_TYPES:
+        text = f"embedding_types must hold at most {MAX_TYPES} types"
+        raise invalid(text, "embedding_types", "out_of_range")
     for index, form in enumerate(types):
         if form in ("int8", "uint8"):
             name = f"embedding_types[{index}]"
             text = f"{name}: {form} is not supported, because it needs ranges that are not known; use ubinary"
             raise invalid(text, name, "unsupported_parameter")
-    return types
+    return list(dict.fromkeys(types))
 
 
 def input_prompt(properties: ModelProperties, kind: InputType | None) -> str:

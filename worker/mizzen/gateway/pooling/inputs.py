@@ -21,6 +21,9 @@ from mizzen.gateway.requests.generation_request import GenerationRequest, Prompt
 from mizzen.gateway.requests.text_batch import BatchedText, TextBatch, TruncatedTokens, check_truncation
 
 MAX_INPUTS = 2048
+MAX_JOINED_LENGTH = 16 * 1024 * 1024
+"""Maximum product of the length of a text (in characters) or of token ids that begins several prompts of a
+request, and the number of these prompts."""
 ONE_PASS = SamplingParams(temperature=0.0, max_tokens=1)
 """Sampling parameters of requests that generate nothing."""
 

@@ -44,14 +44,14 @@ THRESHOLD = 0.5
 
 
 def parse_mapping(options: Sequence[str]) -> dict[str, str]:
-    """Return the mapping of labels to categories in values of --moderation-category.
+    """Return the mapping of labels to categories in values of --moderation-category; labels may contain `=`.
 
     Raises:
         ValueError: a value is not of the form LABEL=CATEGORY.
     """
     mapping: dict[str, str] = {}
     for option in options:
-        label, equals, category = option.partition("=")
+        label, equals, category = option.rpartition("=")
         if not (label and equals and category):
             raise ValueError(f"--moderation-category must have the form LABEL=CATEGORY, not {option!r}")
         mapping[label] = category

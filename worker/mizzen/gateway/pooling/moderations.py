@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
 from starlette.types import Scope
 
-from mizzen.core.sampling_params import SamplingParams
+from mizzen.common.model_task import ScoreActivation
 from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.fields.decoder import BodyDecoder
 from mizzen.gateway.fields.rules import UNUSED, Rules
@@ -21,7 +20,7 @@ from mizzen.gateway.openai.schemas import Priority, doc
 from mizzen.gateway.pooling.classify import apply_activation, classify_prompts, label_names
 from mizzen.gateway.pooling.guards import GuardForm, GuardPrompt, find_guard_form
 from mizzen.gateway.pooling.inputs import prompt_generations
-from mizzen.gateway.pooling.label_logprobs import score_labels
+from mizzen.gateway.pooling.label_logprobs import LABEL_SAMPLING, normalize_logprobs, score_labels
 from mizzen.gateway.pooling.moderation_categories import (
     OPENAI_CATEGORIES,
     THRESHOLD,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 MAX_TEXTS = 512
 RULES: Rules = {"user": UNUSED}
-LABELS = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0)
 
 
 class ModerationPart(msgspec.Struct):
@@ -131,9 +129,11 @@ class ModerationsHandler:
         """Return the name of the first model, if all names belong to the same service.
 
         Raises:
-            ApiError: 400 if several models are served.
+            ApiError: 400 if several models are served, or none that the request may use.
         """
         models = self._gateway.models_for(scope)
+        if not models:
+            raise invalid("model is required: the API key may use none of the served models", "model")
         if len({service.name for _, service in models}) != 1:
             raise invalid("model is required: several models are served", "model", "missing_field")
         return models[0][0]
@@ -143,9 +143,12 @@ class ModerationsHandler:
     ) -> list[Judgement]:
         """Return the judgement of a classifier on each text."""
         results = await classify_prompts(self._gateway, scope, served, generations)
-        names = label_names(served.properties, len(results[0].vector))
+        properties = served.properties
+        if properties.activation == ScoreActivation.NONE:  # thresholds need probabilities
+            properties = replace(properties, activation="")
+        names = label_names(properties, len(results[0].vector))
         probabilities = [
-            apply_activation(result.vector, served.properties, activated=True).tolist() for result in results
+            apply_activation(result.vector, properties, activated=True).tolist() for result in results
         ]
         return [Judgement(dict(zip(names, row, strict=True))) for row in probabilities]
 
@@ -165,7 +168,7 @@ class ModerationsHandler:
         results = await score_labels(self._gateway, scope, prompts)
         judgements: list[Judgement] = []
         for index in range(0, len(results), 2):
-            verdicts, categories = (normalize(results[index + at][0]) for at in (0, 1))
+            verdicts, categories = (normalize_logprobs(results[index + at][0]) for at in (0, 1))
             unsafe = 1 - verdicts[0]
             scores = {label: unsafe * p for label, p in zip(form.labels, categories, strict=True)}
             worst = max(scores, key=lambda label: scores[label])
@@ -184,15 +187,8 @@ def guard_generation(
         prompt_field=generation.prompt_field,
         ignored_fields=generation.ignored_fields,
         priority=generation.priority,
-        sampling=LABELS,
+        sampling=LABEL_SAMPLING,
     )
-
-
-def normalize(logprobs: Sequence[float]) -> list[float]:
-    """Return probabilities that are proportional to those of log probabilities and have a sum of 1."""
-    highest = max(logprobs)
-    weights = [math.exp(logprob - highest) for logprob in logprobs]
-    return [weight / sum(weights) for weight in weights]
 
 
 def input_texts(request: ModerationRequest) -> list[str]:

@@ -128,7 +128,6 @@ class PairPrompt:
     """Number of tokens to which the document is cut."""
     truncate: int | None = None
     """Number of tokens to which the prompt is cut, at the end of its document; -1 for the context length."""
-    document_field: str = "documents"
 
     async def encode(self, text: TextModel, context: int) -> EncodedPrompt:
         """Return the prompt's tokens.
@@ -139,7 +138,7 @@ class PairPrompt:
         form = find_pair_form(text, classifies=self.classifies)
         if form is None:
             raise not_a_reranker()
-        length = len(self.query) + len(self.document)
+        length = len(self.query) + len(self.document) + len(self.instruction or "")
         return await text.run(length, lambda: self._encode(form, text.tokenizer, context))
 
     def label_ids(self, text: TextModel) -> tuple[int, ...]:

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from starlette.types import Scope
 
-from mizzen.core.sampling_params import SamplingParams
 from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.pooling.classify import apply_activation, classify_prompts
 from mizzen.gateway.pooling.embeddings import embed_prompts
 from mizzen.gateway.pooling.inputs import prompt_generations
-from mizzen.gateway.pooling.label_logprobs import score_labels
+from mizzen.gateway.pooling.label_logprobs import LABEL_SAMPLING, score_labels
 from mizzen.gateway.pooling.pair_prompts import PairPrompt
 from mizzen.gateway.pooling.service_model import ServiceModel, find_service_model
 from mizzen.gateway.requests.generation_request import GenerationRequest
@@ -29,8 +28,6 @@ from mizzen.gateway.text.model_properties import ModelProperties
 
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
-
-LABELS = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +87,9 @@ def pair_generation(
     options: PairOptions, query: str, document: str, index: int, *, classifies: bool = False
 ) -> GenerationRequest:
     """Return the request that judges one pair; `index` is the document's."""
-    field = options.document_field.format(index)
     return GenerationRequest(
         model=options.model,
-        prompt=f"{query}\n{document}",
+        prompt=document,  # for estimates and logs: copies of a long query would fill the memory
         prompt_source=PairPrompt(
             query=query,
             document=document,
@@ -101,12 +97,11 @@ def pair_generation(
             classifies=classifies,
             max_document_tokens=options.max_document_tokens,
             truncate=options.truncate,
-            document_field=field,
         ),
-        prompt_field=field,
+        prompt_field=options.document_field.format(index),
         ignored_fields=options.ignored,
         priority=options.priority,
-        sampling=LABELS,
+        sampling=LABEL_SAMPLING,
     )
 
 

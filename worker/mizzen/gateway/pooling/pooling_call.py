@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
 
 RULES: Rules = {"user": UNUSED}
-POOLED_TASKS = ("embed", "classify")
 
 
 class PoolingRequest(PooledInput, forbid_unknown_fields=True, kw_only=True):

@@ -19,6 +19,7 @@ from mizzen.gateway.fields.decoder import BodyDecoder
 from mizzen.gateway.fields.rules import UNUSED, Rules, refuse
 from mizzen.gateway.openai.response_bodies import InputUsage
 from mizzen.gateway.openai.schemas import Count, Priority, doc
+from mizzen.gateway.pooling.inputs import MAX_JOINED_LENGTH
 from mizzen.gateway.pooling.pair_scores import PairOptions, score_documents
 from mizzen.gateway.requests.generation_request import MAX_SEQUENCES
 from mizzen.gateway.requests.text_batch import check_truncation
@@ -27,8 +28,6 @@ from mizzen.gateway.telemetry.request_record import get_record
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
 
-MAX_JOINED_LENGTH = 16 * 1024 * 1024
-"""Maximum product of the query's length in characters and the number of documents."""
 RULES: Rules = {
     "user": UNUSED,
     "rank_fields": refuse([], ["text"], reason="documents have only a text"),
@@ -118,7 +117,7 @@ class CohereTokens(msgspec.Struct):
 
 
 class CohereMeta(msgspec.Struct):
-    """Properties about a request, in Cohere's form."""
+    """Metadata of a request, in Cohere's form."""
 
     api_version: ApiVersion
     billed_units: BilledUnits
@@ -186,7 +185,8 @@ def check_documents(request: RerankRequest) -> list[str]:
     """Return the texts of a request's documents.
 
     Raises:
-        ApiError: 400 if the query or a document is empty, or there are no documents or too many.
+        ApiError: 400 if the query or a document is empty, or there are no documents or too many, also for the
+            length of the query and the instruction.
     """
     check_truncation(request.truncate_prompt_tokens)
     documents: Sequence[str | Document] = request.documents
@@ -194,8 +194,10 @@ def check_documents(request: RerankRequest) -> list[str]:
         raise invalid("query is empty", "query")
     if not 0 < len(documents) <= MAX_SEQUENCES:
         raise invalid(f"documents must hold 1 to {MAX_SEQUENCES} documents", "documents", "out_of_range")
-    if len(request.query) * len(documents) > MAX_JOINED_LENGTH:
-        text = f"query, {len(request.query)} long, is too long for {len(documents)} documents: send fewer"
+    length = len(request.query) + len(request.instruction or "")
+    if length * len(documents) > MAX_JOINED_LENGTH:
+        name = "query with instruction" if request.instruction else "query"
+        text = f"{name}, {length} long, is too long for {len(documents)} documents: send fewer"
         raise invalid(text, "documents", "out_of_range")
     texts = [document if isinstance(document, str) else document.text for document in documents]
     for index, text in enumerate(texts):

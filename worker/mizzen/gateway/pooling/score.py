@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Meta
 from starlette.types import Scope
 
-from mizzen.core.sampling_params import SamplingParams
+from mizzen.core.sampling_params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.fields.decoder import BodyDecoder
 from mizzen.gateway.fields.rules import UNUSED, Rules
@@ -22,20 +22,18 @@ from mizzen.gateway.openai.parse import parse_prompts
 from mizzen.gateway.openai.response_bodies import InputUsage
 from mizzen.gateway.openai.schemas import PROMPTS, Priority, TokenId, doc
 from mizzen.gateway.pooling.embeddings import embed_prompts
-from mizzen.gateway.pooling.label_logprobs import score_labels
+from mizzen.gateway.pooling.inputs import MAX_JOINED_LENGTH, ONE_PASS
+from mizzen.gateway.pooling.label_logprobs import normalize_logprobs, score_labels
 from mizzen.gateway.pooling.pair_scores import PairOptions, PairScores, pair_generation, score_by_head
 from mizzen.gateway.pooling.service_model import ServiceModel, find_service_model
+from mizzen.gateway.pooling.vectors import check_finite
 from mizzen.gateway.requests.generation_request import MAX_SEQUENCES, GenerationRequest, Prompt
 from mizzen.gateway.telemetry.request_record import get_record
 
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
 
-MAX_LABELS = 256
 RULES: Rules = {"user": UNUSED}
-MAX_JOINED_LENGTH = 16 * 1024 * 1024
-"""Maximum product of the query's length, in characters or tokens, and the number of items."""
-GREEDY = SamplingParams(temperature=0.0, max_tokens=1)
 
 
 class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -67,7 +65,7 @@ class ScoreRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     label_token_ids: Annotated[
         list[TokenId] | None,
         doc(
-            "Ids of up to 256 tokens; a score is the probability that the token comes next after the prompt."
+            "Ids of up to 128 tokens; a score is the probability that the token comes next after the prompt."
         ),
     ] = None
     apply_softmax: Annotated[
@@ -167,9 +165,17 @@ class ScoreHandler:
         return PairsResponse(name, int(time.time()), request.model, scores, InputUsage(tokens, tokens))
 
     async def _judge_pairs(self, request: ScoreRequest, served: ServiceModel, scope: Scope) -> PairScores:
-        """Return the scores that a cross-encoder gives to the pairs."""
+        """Return the scores that a cross-encoder gives to the pairs.
+
+        Raises:
+            ApiError: 400 if the prompts would be too long, 503 if no engine could serve them.
+        """
         left, right = text_list(request.text_1, "text_1"), text_list(request.text_2, "text_2")
-        options = PairOptions(model=request.model, priority=request.priority, document_field="text_2[{}]")
+        if len(left) == 1 and len(left[0]) * len(right) > MAX_JOINED_LENGTH:
+            text = f"text_1, {len(left[0])} long, is too long for {len(right)} texts in text_2: send fewer"
+            raise invalid(text, "text_2", "out_of_range")
+        field = "text_2" if isinstance(request.text_2, str) else "text_2[{}]"
+        options = PairOptions(model=request.model, priority=request.priority, document_field=field)
         pairs = [
             pair_generation(options, left[index if len(left) > 1 else 0], text, index, classifies=True)
             for index, text in enumerate(right)
@@ -181,6 +187,7 @@ class ScoreHandler:
     ) -> PairScores:
         """Return the cosines of the embeddings of the pairs."""
         results = await embed_prompts(self._gateway, scope, generations, None, normalize=True)
+        check_finite([result.vector for result in results])
         first_count = 1 if isinstance(request.text_1, str) else len(request.text_1 or ())
         first, second = results[:first_count], results[first_count:]
         scores = [
@@ -193,7 +200,10 @@ class ScoreHandler:
         self, request: ScoreRequest, generations: list[GenerationRequest], scope: Scope
     ) -> LabelsResponse:
         results = await score_labels(self._gateway, scope, generations)
-        scores = [to_probabilities(logprobs, bool(request.apply_softmax)) for logprobs, _ in results]
+        scores = [
+            normalize_logprobs(logprobs) if request.apply_softmax else list(map(math.exp, logprobs))
+            for logprobs, _ in results
+        ]
         tokens = sum(count for _, count in results)
         return LabelsResponse(scores, request.model, InputUsage(tokens, tokens))
 
@@ -209,7 +219,9 @@ def pair_generations(request: ScoreRequest) -> list[GenerationRequest]:
     if len(left) not in (1, len(right)):
         text = f"text_1 must hold one text or as many as text_2 ({len(right)}), not {len(left)}"
         raise invalid(text, "text_1")
-    return [score_generation(request, item, GREEDY) for item in [*left, *right]]
+    fields = [*field_names(request.text_1, "text_1"), *field_names(request.text_2, "text_2")]
+    prompts = zip([*left, *right], fields, strict=True)
+    return [score_generation(request, item, field, ONE_PASS) for item, field in prompts]
 
 
 def label_generations(request: ScoreRequest) -> list[GenerationRequest]:
@@ -219,10 +231,19 @@ def label_generations(request: ScoreRequest) -> list[GenerationRequest]:
         ApiError: 400 if there are no labels or too many, or `join_prompts` rejects the items.
     """
     labels = tuple(request.label_token_ids or ())
-    if not 0 < len(labels) <= MAX_LABELS:
-        raise invalid(f"label_token_ids must hold 1 to {MAX_LABELS} tokens", "label_token_ids")
+    if not 0 < len(labels) <= MAX_LOGPROB_TOKEN_IDS:
+        text = f"label_token_ids must hold 1 to {MAX_LOGPROB_TOKEN_IDS} tokens"
+        raise invalid(text, "label_token_ids")
     sampling = SamplingParams(temperature=0.0, max_tokens=1, logprobs=0, logprob_token_ids=labels)
-    return [score_generation(request, prompt, sampling) for prompt in join_prompts(request)]
+    prompts = zip(join_prompts(request), field_names(request.items, "items"), strict=True)
+    return [score_generation(request, prompt, field, sampling) for prompt, field in prompts]
+
+
+def field_names(value: str | list[Any] | None, name: str) -> list[str]:
+    """Return the path of each prompt in the value of field `name`, which is one prompt or a list of them."""
+    if isinstance(value, list) and value and isinstance(value[0], (str, list)):
+        return [f"{name}[{index}]" for index in range(len(value))]
+    return [name]
 
 
 def text_list(value: str | list[str] | None, name: str) -> list[str]:
@@ -274,21 +295,14 @@ def mixed_kinds_error() -> ApiError:
     return invalid("items must be texts if query is text, and token ids if query is token ids", "items")
 
 
-def score_generation(request: ScoreRequest, prompt: Prompt, sampling: SamplingParams) -> GenerationRequest:
-    """Return the generation request for one prompt of a score request."""
+def score_generation(
+    request: ScoreRequest, prompt: Prompt, field: str, sampling: SamplingParams
+) -> GenerationRequest:
+    """Return the generation request for one prompt of a score request, which is at `field` of the body."""
     return GenerationRequest(
         model=request.model,
         prompt=prompt,
-        prompt_field="text_1" if request.items is None else "items",
+        prompt_field=field,
         sampling=sampling,
         priority=request.priority,
     )
-
-
-def to_probabilities(logprobs: tuple[float, ...], softmax: bool) -> list[float]:
-    """Convert the labels' log probabilities to probabilities; with `softmax`, scale them to a sum of 1."""
-    if not softmax:
-        return [math.exp(logprob) for logprob in logprobs]
-    maximum = max(logprobs)
-    weights = [math.exp(logprob - maximum) for logprob in logprobs]
-    return [weight / sum(weights) for weight in weights]

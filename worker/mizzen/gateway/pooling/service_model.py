@@ -11,7 +11,6 @@ from starlette.types import Scope
 
 from mizzen.gateway.errors import unavailable
 from mizzen.gateway.requests.generation_request import GenerationRequest
-from mizzen.gateway.services import Service
 from mizzen.gateway.text.model import TextModel
 from mizzen.gateway.text.model_properties import ModelProperties
 
@@ -21,9 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServiceModel:
-    """A service, with the text model and the properties of one of its engines."""
+    """Text model and properties of one of a service's engines."""
 
-    service: Service
     text: TextModel
     properties: ModelProperties
 
@@ -52,4 +50,4 @@ async def find_service_model(gateway: Gateway, scope: Scope, generation: Generat
         served = service.table.find_served()
         if served is None:
             raise unavailable(service.table.unavailable_reason())
-    return ServiceModel(service, *served)
+    return ServiceModel(*served)

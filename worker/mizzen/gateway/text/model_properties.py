@@ -30,8 +30,6 @@ DOCUMENT_PROMPTS = ("document", "passage", "search_document", "corpus")
 class ModelProperties:
     """Properties of a model, as far as its engine and its files state them."""
 
-    model_type: str = ""
-    """`model_type` of config.json."""
     task: str = "generate"
     """`generate`, `embed` or `classify`."""
     labels: tuple[str, ...] = ()
@@ -41,7 +39,7 @@ class ModelProperties:
     shortens: bool = False
     """True if the model was trained for shortened vectors (Matryoshka)."""
     lengths: tuple[int, ...] = ()
-    """The only lengths of shortened vectors that the model was trained for; empty if there are no such."""
+    """The only allowed lengths of shortened vectors; empty if any length is allowed."""
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
     """Texts that precede an embedding model's inputs, by the kind of input, as sentence-transformers stores
     them."""
@@ -64,14 +62,12 @@ class ModelProperties:
 def read_model_properties(welcome: Welcome, files: Mapping[str, bytes]) -> ModelProperties:
     """Return the properties of an engine's model; `files` holds the contents of the existing `FILES`."""
     config, sentence = read_object(files.get(CONFIG)), read_object(files.get(SENTENCE_CONFIG))
-    model_type = str(config.get("model_type", ""))
     embeds = POOLING_FILE in welcome.files
     lengths = config.get("matryoshka_dimensions")
-    known = model_type in KNOWN_MATRYOSHKA and POOLING_FILE in welcome.files
+    known = str(config.get("model_type", "")) in KNOWN_MATRYOSHKA and embeds
     prompts = sentence.get("prompts")
     task = welcome.served_task
     return ModelProperties(
-        model_type=model_type,
         task="embed" if task is Task.GENERATE and embeds else str(task),
         labels=welcome.labels,
         activation=welcome.score_activation,

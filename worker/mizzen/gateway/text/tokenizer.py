@@ -169,20 +169,12 @@ class Tokenizer:
             ids.append(self._inner.post_process(encoding, None, add_special_tokens).ids)
         return ids
 
-    def encode_pair(self, first: str, second: str, max_tokens: int = 0) -> tuple[list[int], int]:
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
         """Return the token ids of a pair of texts, and the index of the first token of the second type.
 
         The post-processor joins the texts. If it gives all tokens the same type, the index is 0.
-
-        Args:
-            first: the first text, which is never cut.
-            second: the second text, which is cut at its end if there are more than `max_tokens` tokens.
-            max_tokens: maximum number of tokens; 0 for no limit.
         """
         pair = self._inner.encode_batch_fast([first, second], add_special_tokens=False)
-        if max_tokens:
-            room = max_tokens - len(pair[0]) - self._inner.num_special_tokens_to_add(True)
-            pair[1].truncate(max(0, min(room, len(pair[1]))))
         joined = self._inner.post_process(pair[0], pair[1], True)
         types = joined.type_ids
         return joined.ids, types.index(1) if 1 in types else 0
