@@ -19,11 +19,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mizzen.gateway.app import create_app
+from mizzen.gateway.grpc import health_service
 from mizzen.gateway.grpc import inference_pb2 as pb
 from mizzen.gateway.grpc import server as server_module
 from mizzen.gateway.grpc.server import NAME, start_grpc
 from tenant_kit import ALICE, BOB
 
+RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 PROTO = Path(server_module.__file__).with_name("inference.proto")
 
 
@@ -61,11 +63,11 @@ async def serve_grpc() -> AsyncIterator[Callable[..., Any]]:
     """Return a function that adds a gRPC server to a live gateway, and returns a client."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(live: Any) -> Client:
+        async def start(live: Any, app: Any = None) -> Client:
             with socket.create_server(("127.0.0.1", 0)) as probe:
                 port = probe.getsockname()[1]
             config = live.gateway.config
-            app = create_app(config, live.gateway)
+            app = app or create_app(config, live.gateway)
             server = await start_grpc(dataclasses.replace(config, grpc_port=port), app, live.gateway)
             stack.push_async_callback(server.stop, 0)
             return Client(await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}")))
@@ -203,13 +205,64 @@ async def test_health_follows_the_gateway(scripted: Any, live: Any, serve_grpc: 
         request = health_pb2.HealthCheckRequest(service=service)
         assert (await client.health.Check(request, timeout=60)).status == serving
     watch = client.health.Watch(health_pb2.HealthCheckRequest(), timeout=60)
-    assert (await watch.read()).status == serving
-    gateway.gateway.draining = True
-    assert (await watch.read()).status == stopped
-    watch.cancel()
+    statuses: list[int] = []
+    async for response in watch:
+        statuses.append(response.status)
+        gateway.gateway.draining = True
+    assert statuses == [serving, stopped]
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await client.health.Check(health_pb2.HealthCheckRequest(service="other"), timeout=60)
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_the_number_of_watches_is_limited(
+    scripted: Any, live: Any, serve_grpc: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health_service, "MAX_WATCHES", 1)
+    client = await serve_grpc(await live(scripted()))
+    request = health_pb2.HealthCheckRequest()
+    first = client.health.Watch(request, timeout=60)
+    assert (await first.read()).status == health_pb2.HealthCheckResponse.SERVING
+    assert (await fail(client.health.Watch(request, timeout=60))).code() is RESOURCE_EXHAUSTED
+    first.cancel()
+
+
+async def test_long_messages_need_a_key_and_have_a_limit(
+    scripted: Any, live: Any, serve_grpc: Any, keys: Path
+) -> None:
+    gateway = await live(scripted(), api_keys_file=(str(keys),), max_body_bytes=100_000)
+    client = await serve_grpc(gateway)
+    refused = await fail(client.generate([1] * 60_000, key="wrong"))
+    assert refused.code() is grpc.StatusCode.UNAUTHENTICATED
+    for count, text in ((60_000, "60000 token ids"), (20_000, "2048")):
+        invalid = await fail(client.generate([1] * count, key=ALICE))
+        assert invalid.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert text in (invalid.details() or "")
+
+
+async def test_calls_that_end_without_a_response_have_a_status(
+    scripted: Any, live: Any, serve_grpc: Any
+) -> None:
+    async def crash(scope: Any, receive: Any, send: Any) -> None:
+        raise ValueError("a detail")
+
+    begun = asyncio.Event()
+
+    async def wait(scope: Any, receive: Any, send: Any) -> None:
+        begun.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    gateway = await live(scripted())
+    crashed = await fail((await serve_grpc(gateway, crash)).generate([1]))
+    assert (crashed.code(), crashed.details()) == (grpc.StatusCode.INTERNAL, "internal error")
+    client = await serve_grpc(gateway, wait)
+    ended = asyncio.create_task(fail(client.generate([1], request_id="mine")))
+    abort = pb.AbortRequest(request_id="mine")
+    await begun.wait()
+    assert (await client.call("Abort", abort, pb.AbortResponse)).aborted
+    assert (await ended).code() is grpc.StatusCode.CANCELLED
+    assert (await ended).details() == "the call was aborted"
 
 
 async def test_many_calls_at_once_keep_their_answers_apart(scripted: Any, live: Any, serve_grpc: Any) -> None:

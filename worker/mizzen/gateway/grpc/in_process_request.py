@@ -8,13 +8,15 @@ log and traces are those of HTTP.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from starlette.types import ASGIApp, Message
+
+log = logging.getLogger(__name__)
 
 QUEUED_MESSAGES = 16
 """Maximum number of messages of a response that wait to be read."""
@@ -71,8 +73,14 @@ class InProcessRequest:
             self._messages.get_nowait()
         await asyncio.wait((self._task,), timeout=CLOSE_SECONDS)
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        (failure,) = await asyncio.gather(self._task, return_exceptions=True)
+        if isinstance(failure, Exception):
+            log.error("a request failed", exc_info=failure)
+
+    @property
+    def disconnected(self) -> bool:
+        """Whether the application was told that the caller has gone."""
+        return self._gone.is_set()
 
     def disconnect(self) -> None:
         """Tell the application that the caller has gone: it ends the request, and then the response."""

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -12,6 +14,7 @@ import grpc.aio
 import msgspec
 from starlette.types import ASGIApp
 
+from mizzen.gateway.errors import ApiError
 from mizzen.gateway.gateway import Gateway
 from mizzen.gateway.grpc import inference_pb2 as pb
 from mizzen.gateway.grpc.in_process_request import InProcessRequest, ResponseStart
@@ -21,11 +24,23 @@ from mizzen.gateway.grpc.request_bodies import (
     embedding_body,
     generate_response,
 )
-from mizzen.gateway.grpc.status_codes import CallError, read_error, read_stream_error, trailing_metadata
+from mizzen.gateway.grpc.status_codes import (
+    CODES,
+    CallError,
+    read_error,
+    read_stream_error,
+    trailing_metadata,
+)
+
+log = logging.getLogger(__name__)
 
 PASSED_METADATA = ("authorization", "traceparent", "tracestate", "x-mizzen-session")
 """Metadata of calls that are passed on as headers."""
 DONE = b"[DONE]"
+OFF_LOOP_TOKENS = 16_384
+"""Number of token ids above which a message is converted in a thread."""
+TOKEN_BYTES = 2
+"""Minimum size of a token id in JSON: a digit and a comma."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 CallKey = tuple[str, str]
@@ -45,7 +60,9 @@ class InferenceService:
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Generate tokens after a prompt."""
         async with end_with_status(context):
-            call = self._new_request(context, "/v1/completions", completion_body(request), request.request_id)
+            count = len(request.prompt_token_ids) + len(request.sampling.stop_token_ids)
+            body = await self._encode_body(context, count, lambda: completion_body(request))
+            call = self._new_request(context, "/v1/completions", body, request.request_id)
             with self._register(context, request.request_id, call):
                 async with call:
                     await check_status(call, context)
@@ -59,11 +76,16 @@ class InferenceService:
     async def embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         """Return an embedding of each input."""
         async with end_with_status(context):
-            call = self._new_request(context, "/v1/embeddings", embedding_body(request), request.request_id)
+            count = sum(1 + len(entry.ids) for entry in request.inputs)
+            body = await self._encode_body(context, count, lambda: embedding_body(request))
+            call = self._new_request(context, "/v1/embeddings", body, request.request_id)
             with self._register(context, request.request_id, call):
                 async with call:
                     await check_status(call, context)
-                    return embed_response(msgspec.json.decode(await call.read_body()))
+                    answer = await call.read_body()
+                    if call.disconnected:
+                        raise aborted()
+                    return embed_response(msgspec.json.decode(answer))
 
     async def abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """End a running call of the same API key."""
@@ -79,25 +101,52 @@ class InferenceService:
             async with InProcessRequest(self._app, "GET", f"/v1/models/{request.model}", headers) as call:
                 await check_status(call, context)
             service = self._gateway.services.find_by_model(request.model)
-            engines = service.table if service is not None else ()
-            welcomes = [engine.link.welcome for engine in engines if engine.link.welcome is not None]
-            if not welcomes:
-                raise CallError(grpc.StatusCode.UNAVAILABLE, f"{request.model} has no engine yet")
+            if service is None:
+                raise CallError(grpc.StatusCode.NOT_FOUND, f"{request.model} is not served any more")
+            serving = [
+                (engine.properties, engine.link.welcome)
+                for engine in service.table
+                if engine.serving and engine.link.welcome is not None
+            ]
+            if not serving:
+                raise CallError(grpc.StatusCode.UNAVAILABLE, f"no engine of {request.model} serves")
+            properties, welcome = serving[0]
             return pb.ModelInfo(
                 model=request.model,
-                context_length=max(welcome.context_length for welcome in welcomes),
-                vocab_size=welcomes[0].vocab_size,
-                end_token_ids=welcomes[0].end_token_ids,
-                task=welcomes[0].served_task,
+                context_length=max(each.context_length for _, each in serving),
+                vocab_size=welcome.vocab_size,
+                end_token_ids=welcome.end_token_ids,
+                task=properties.task,
             )
 
-    def _new_request(
-        self, context: Context, path: str, body: dict[str, Any], request_id: str
-    ) -> InProcessRequest:
+    async def _encode_body(
+        self, context: Context, token_count: int, convert: Callable[[], dict[str, Any]]
+    ) -> bytes:
+        """Return the body of the HTTP request for a message, which `convert` returns as an object.
+
+        A message of many token ids is converted in a thread, and only if its API key is valid.
+
+        Raises:
+            CallError: the API key of a long message is not valid, or the body would be too large.
+        """
+        if token_count <= OFF_LOOP_TOKENS:
+            return msgspec.json.encode(convert())
+        try:
+            self._gateway.tenants.authenticate({"headers": passed_headers(context)})
+        except ApiError as error:
+            code = CODES.get(error.status, grpc.StatusCode.INTERNAL)
+            raise CallError(code, error.message) from error
+        limit = self._gateway.config.max_body_bytes
+        if token_count * TOKEN_BYTES > limit:
+            text = f"{token_count} token ids are too many: as JSON they exceed {limit} bytes"
+            raise CallError(grpc.StatusCode.INVALID_ARGUMENT, text)
+        return await asyncio.to_thread(lambda: msgspec.json.encode(convert()))
+
+    def _new_request(self, context: Context, path: str, body: bytes, request_id: str) -> InProcessRequest:
         headers = [*passed_headers(context), (b"content-type", b"application/json")]
         if request_id:
             headers.append((b"x-request-id", request_id.encode()))
-        return InProcessRequest(self._app, "POST", path, headers, msgspec.json.encode(body))
+        return InProcessRequest(self._app, "POST", path, headers, body)
 
     @contextmanager
     def _register(self, context: Context, request_id: str, call: InProcessRequest) -> Iterator[None]:
@@ -145,9 +194,15 @@ async def check_status(call: InProcessRequest, context: Context) -> ResponseStar
     """Read the status of a response, and pass its headers on.
 
     Raises:
-        CallError: the status is not 200.
+        CallError: the status is not 200, or the call was aborted.
+        RuntimeError: the application ended without a response.
     """
-    start = await call.read_start()
+    try:
+        start = await call.read_start()
+    except RuntimeError as error:
+        if call.disconnected:
+            raise aborted() from error
+        raise
     context.set_trailing_metadata(trailing_metadata(start))
     if start.status != 200:
         raise read_error(start, await call.read_body())
@@ -159,6 +214,7 @@ async def read_events(call: InProcessRequest) -> AsyncIterator[dict[str, Any]]:
 
     Raises:
         CallError: the stream ended before its last event, because the call was aborted.
+        RuntimeError: the stream ended before its last event for another reason.
     """
     rest = b""
     async for part in call.iterate_body():
@@ -169,13 +225,26 @@ async def read_events(call: InProcessRequest) -> AsyncIterator[dict[str, Any]]:
                 return
             if data:
                 yield msgspec.json.decode(data)
-    raise CallError(grpc.StatusCode.CANCELLED, "the call was aborted")
+    if call.disconnected:
+        raise aborted()
+    raise RuntimeError("the response ended before its last event")
+
+
+def aborted() -> CallError:
+    """Return the error of a call that `abort` ended."""
+    return CallError(grpc.StatusCode.CANCELLED, "the call was aborted")
 
 
 @asynccontextmanager
 async def end_with_status(context: Context) -> AsyncIterator[None]:
-    """End a call with the status of the `CallError` that the block raises."""
+    """End a call with the status of the `CallError` that the block raises.
+
+    Clients do not see the text of other errors.
+    """
     try:
         yield
     except CallError as error:
         await context.abort(error.code, str(error))
+    except Exception:
+        log.exception("a gRPC call failed")
+        await context.abort(grpc.StatusCode.INTERNAL, "internal error")
