@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
+import httpx
 import pytest
 import torch
 import transformers
@@ -15,6 +17,7 @@ from cli_support import MODEL, Served
 
 from mizzen import LLM, Completion
 from mizzen.lang import Runtime, SelectMethod, assistant, gen, select, system, user
+from mizzen.lang.backends import HttpBackend, RoleText
 
 QUESTIONS = ("What is a pod?", "What is a node?", "What is Mizzen?")
 CHOICES = ("Mizzen serves language models", "A pod is", "A node is a machine of the cluster.", "No")
@@ -137,6 +140,24 @@ def test_an_error_is_raised_on_reading_and_affects_no_other_state(runtime: Runti
     state.join([good, bad])
     with pytest.raises(ValueError, match=r"grammar|regex"):
         state["value"]
+
+
+@pytest.mark.parametrize(("status", "kind"), [(400, ValueError), (429, RuntimeError), (500, RuntimeError)])
+async def test_the_status_of_a_service_decides_the_error(
+    status: int, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(status, text="a reason"))
+    monkeypatch.setattr(httpx, "AsyncClient", partial(httpx.AsyncClient, transport=transport))
+    with pytest.raises(kind, match="/v1/models: a reason"):
+        await HttpBackend("http://service", None, None).encode([RoleText("", "a")])
+
+
+def test_a_service_that_cannot_be_reached_is_a_failure() -> None:
+    with Runtime("http://127.0.0.1:9") as runtime:
+        state = runtime.state()
+        state += "a" + gen("value")
+        with pytest.raises(RuntimeError, match="/v1/models"):
+            state["value"]
 
 
 def test_coroutines_wait_without_blocking(runtime: Runtime, answers: dict[str, str]) -> None:

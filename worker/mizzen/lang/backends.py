@@ -21,6 +21,8 @@ GRAMMAR_FIELDS = {GrammarKind.JSON_SCHEMA: "json", GrammarKind.REGEX: "regex", G
 """Names of grammars in the field `structured_outputs` of a request."""
 TIMEOUT = httpx.Timeout(600.0, connect=10.0, pool=None)
 """Timeouts of requests to a service, in seconds."""
+PASSING_STATUSES = (408, 429)
+"""Statuses of requests that may succeed later: a timeout, and too many requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Backend(Protocol):
     """A model and its tokenizer."""
 
     async def encode(self, turns: Sequence[RoleText]) -> list[int]:
-        """Return the token ids of a prompt that the last turn's text ends."""
+        """Return the token ids of a prompt that ends with the last turn's text."""
         ...
 
     async def generate(self, prompt: list[int], params: SamplingParams, session: str) -> str:
@@ -164,20 +166,28 @@ class HttpBackend:
 
         Raises:
             ValueError: the service rejected the request.
-            RuntimeError: the service failed.
-            httpx.TransportError: the service cannot be reached.
+            RuntimeError: the service failed, has too many requests, or cannot be reached.
         """
+        if self._model is None:
+            models = (await self._send("GET", "/v1/models"))["data"]
+            if not models:
+                raise RuntimeError("/v1/models: the service has no models")
+            self._model = models[0]["id"]
+        headers = {"x-mizzen-session": session} if session else None
+        return await self._send("POST", path, json={"model": self._model, **body}, headers=headers)
+
+    async def _send(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        """Send a request with httpx's options, and return the response; errors are those of `_post`."""
         if self._client is None:
             self._client = httpx.AsyncClient(headers=self._headers, timeout=TIMEOUT)
-        if self._model is None:
-            models = await self._client.get(f"{self._url}/v1/models")
-            self._model = models.raise_for_status().json()["data"][0]["id"]
-        headers = {"x-mizzen-session": session} if session else None
-        body = {"model": self._model, **body}
-        response = await self._client.post(self._url + path, json=body, headers=headers)
+        try:
+            response = await self._client.request(method, self._url + path, **options)
+        except httpx.HTTPError as error:
+            raise RuntimeError(f"{path}: {error or type(error).__name__}") from error
         if response.is_success:
             return response.json()
-        raise (ValueError if response.is_client_error else RuntimeError)(f"{path}: {response.text}")
+        rejected = response.is_client_error and response.status_code not in PASSING_STATUSES
+        raise (ValueError if rejected else RuntimeError)(f"{path}: {response.text}")
 
     async def close(self) -> None:
         """Close the connections."""

@@ -16,8 +16,9 @@ from mizzen.lang.expressions import Selection, SelectMethod
 async def choose(backend: Backend, turns: Sequence[RoleText], selection: Selection, session: str) -> str:
     """Return the choice that the model prefers after the turns.
 
-    Each choice is tokenized together with the text before it. All choices are compared from the first token
-    on at which any of them differs from the text alone, so that a token across the boundary counts for all.
+    Each choice is tokenized together with the text before it. All choices are compared starting at the first
+    token at which any of them differs from the tokens of the text alone, so that a token across the boundary
+    counts for all.
     """
     base = await backend.encode(turns)
     if selection.method is SelectMethod.GRAMMAR:

@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 MIN_SHARED_TOKENS = 32
-"""Minimum number of common tokens for which it is worth to compute a prefix only once."""
+"""Number of common tokens from which computing a prefix only once is worthwhile."""
 
 
 @dataclass(frozen=True, slots=True)
