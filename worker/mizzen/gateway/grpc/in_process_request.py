@@ -79,7 +79,7 @@ class InProcessRequest:
 
     @property
     def disconnected(self) -> bool:
-        """Whether the application was told that the caller has gone."""
+        """Whether `disconnect` was called, or the block was left."""
         return self._gone.is_set()
 
     def disconnect(self) -> None:
