@@ -72,6 +72,7 @@ CASES = {
         ("", "", [("weather", '{"a": 1}')], "tool_calls"),
     ),
     "no format at all": ("Yes, I am.", ("", "Yes, I am.", [], None)),
+    "text that begins like a role": ("<|end|>assistant is a role", ("", "assistant is a role", [], None)),
     "text that begins like a recipient": ("to be", ("", "to be", [], None)),
     "no start of the second message": (
         "<|channel|>analysis<|message|>a<|end|><|channel|>final<|message|>b",
