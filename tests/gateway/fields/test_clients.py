@@ -160,15 +160,23 @@ OTHERS: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"messages": [USER]},
     "/v1/embeddings": {"input": "a"},
     "/v1/score": {"text_1": "a", "text_2": "b"},
+    "/pooling": {"input": "a"},
+    "/v2/embed": {"texts": ["a"]},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [1]},
     "/v1/chat/completions": {"messages": [USER], "max_tokens": 1},
 }
-"""A small body for each endpoint."""
+"""A small body for each endpoint that any model serves."""
+SPECIAL: dict[str, dict[str, Any]] = {
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/v1/classify": {"input": "a"},
+    "/v1/moderations": {"input": "a"},
+}
+"""A small body for each other endpoint; models that generate text refuse it."""
 
 
 def test_every_endpoint_ignores_unknown_fields(simulated_url: str) -> None:
-    assert len(OTHERS) == len(REQUESTS)
+    assert len(OTHERS) + len(SPECIAL) == len(REQUESTS)
     for path, fields in OTHERS.items():
         body = {"model": "demo", **fields}
         answer = httpx.post(f"{simulated_url}{path}", json={**body, "made_up": {"a": 1}}, timeout=60)
@@ -195,7 +203,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/responses", {"max_tokens": 5}, "max_tokens"),
     ("/v1/responses", {"response_format": {"type": "json_object"}}, "response_format"),
     ("/v1/responses", {"truncation": "sometimes"}, "truncation"),
-    ("/v1/embeddings", {"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+    ("/v1/embeddings", {"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
 ]
 STRICT: list[tuple[str, dict[str, Any], str]] = [
     *(("/v1/chat/completions", {name: value}, name) for name, value in [
@@ -232,6 +240,9 @@ async def test_refused_fields_are_named(live: Any, engine: Any, strict: bool) ->
         for path in OTHERS:
             answer = await http.post(path, json={"model": "demo", **OTHERS[path], "made_up": 1})
             assert (answer.status_code == 400 and "made_up" in answer.text) == strict, (path, answer.text)
+        for path, fields in SPECIAL.items():
+            answer = await http.post(path, json={"model": "demo", **fields, "made_up": 1})
+            assert (answer.status_code, "made_up" in answer.text) == (400, strict), (path, answer.text)
         nulls = {"model": "demo", "input": [{**USER, "extra": None}]}
         assert (await http.post("/v1/responses", json=nulls)).status_code == 200
 
