@@ -320,13 +320,16 @@ def simulated_url() -> Iterator[str]:
 
 
 @contextmanager
-def real_engine(model: Path | str = DEMO) -> Iterator[str]:
-    """Run `mizzen engine` with a model, by default the demo model, and yield its endpoint."""
+def real_engine(model: Path | str = DEMO, *, has_kv: bool = True) -> Iterator[str]:
+    """Run `mizzen engine` with a model, by default the demo model, and yield its endpoint.
+
+    `has_kv` says whether the model has a KV cache: encoders have none.
+    """
     with tempfile.TemporaryDirectory(prefix="mizzen-") as folder:
         endpoint = f"ipc://{folder}/engine"
         options = {"model": model, "device": "cpu", "threads": 1, "wire-bind": endpoint, "http-port": 0}
         arguments = [f"--{name}={value}" for name, value in options.items()]
-        arguments += ["--kv-cache-tokens=16384", "--drain-timeout-seconds=1"]
+        arguments += ["--drain-timeout-seconds=1", *(["--kv-cache-tokens=16384"] if has_kv else [])]
         command = [sys.executable, "-m", "mizzen.cli", "engine", *arguments]
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         try:

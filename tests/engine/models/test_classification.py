@@ -90,7 +90,7 @@ def test_activations_are_the_models_own_or_the_requested_ones(kit: SimpleNamespa
         np.testing.assert_allclose(sigmoid, logits.sigmoid(), atol=1e-5)
         with pytest.raises(ValueError, match="activation must be one of softmax, sigmoid, none"):
             llm.classify(prompts, activation="tanh")  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="can only classify and embed"):
+        with pytest.raises(ValueError, match="request labels or embeddings"):
             llm.generate(prompts)
         states = model.model(torch.tensor(prompts)).last_hidden_state[0, -1]
         unit = torch.nn.functional.normalize(states, dim=0).detach()
@@ -127,7 +127,10 @@ def test_yes_and_no_of_a_language_model_equal_transformers(
 
 def test_other_models_do_not_classify(kit: SimpleNamespace, tmp_path: Path) -> None:
     kit.save_model(tmp_path, "llama")
-    with LLM(tmp_path, **OPTIONS) as llm, pytest.raises(ValueError, match="classify must be false"):
+    with (
+        LLM(tmp_path, **OPTIONS) as llm,
+        pytest.raises(ValueError, match="the model has no classification head: use a model"),
+    ):
         llm.classify([[1, 2]])
 
 

@@ -151,6 +151,7 @@ def test_an_unsupported_variant_is_refused_by_its_field(
         ({"tensor": 2}, "--tensor 2 is not supported for encoders"),
         ({"quantization": "fp8"}, "--quantization fp8 is not supported for encoders"),
         ({"context_length": 301}, "--context-length 301 exceeds"),
+        ({"kv_cache_tokens": 64}, "--kv-cache-tokens has no effect on encoders"),
     ],
 )
 def test_an_unsupported_option_is_refused(tmp_path: Path, changes: Any, message: str) -> None:

@@ -17,8 +17,11 @@ from safetensors.torch import save_file
 from encoders.twins import embed_alone, save_encoder
 from mizzen import LLM
 from mizzen.core.request import Pooling
+from mizzen.engine.config import EngineOptions
+from mizzen.engine.loading.resolve import check_options
 from mizzen.models.hf_fields import ConfigError
 from mizzen.models.pooling.modules import read_modules
+from mizzen.models.registry import read_config
 from mizzen.weights.checkpoint_files import WeightsError
 
 OPTIONS: dict[str, Any] = {
@@ -141,6 +144,14 @@ def test_dense_modules_follow_the_pooling_of_encoders(tmp_path: Path) -> None:
     states = torch.stack([embed_alone(model, prompt, Pooling.CLS) for prompt in prompts])
     expected = torch.nn.functional.normalize(torch.tanh(linear(states)), dim=1).detach()
     np.testing.assert_allclose(vectors, expected.numpy(), atol=2e-5)
+    (tmp_path / "2_Dense" / "model.safetensors").unlink()
+    with LLM(tmp_path, device="cpu", skip_tokenizer=True, threads=1, load_format="dummy") as llm:
+        assert llm.embed(prompts).shape == (2, size)
+    modules = tmp_path / "modules.json"
+    modules.write_text(modules.read_text().replace("Dense", "LayerNorm"))
+    options = EngineOptions(model=str(tmp_path), device="cpu")
+    with pytest.raises(ConfigError, match="the module LayerNorm is not supported"):
+        check_options(options, read_config(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -194,6 +205,12 @@ def test_pooling_is_read_or_named(tmp_path: Path, pooling: dict[str, Any], expec
     assert read_modules(tmp_path).pooling == expected
     (tmp_path / "modules.json").unlink()
     assert read_modules(tmp_path).pooling == expected
+
+
+def test_a_missing_configuration_of_a_module_is_named(tmp_path: Path) -> None:
+    save_modules(tmp_path, "Pooling", "Dense")
+    with pytest.raises(ConfigError, match=r"2_Dense/config\.json is missing, although modules\.json names"):
+        read_modules(tmp_path)
 
 
 def test_modules_outside_the_folder_are_refused(tmp_path: Path) -> None:

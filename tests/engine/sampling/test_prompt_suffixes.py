@@ -104,4 +104,4 @@ def test_a_start_beyond_the_prompt_is_refused(model: Any, kit: SimpleNamespace, 
     (finished,) = engine.drain_finished()
     engine.close()
     assert finished.reason is FinishReason.ERROR
-    assert finished.message == "prompt_logprobs_from is 5, but the prompt has 4 tokens"
+    assert finished.message == "prompt_logprobs_from must be at most 4, the number of prompt tokens, not 5"

@@ -90,7 +90,7 @@ async def test_unsupported_default_pooling_requires_an_explicit_one(
 def test_model_without_lm_head_only_embeds() -> None:
     intake = MessageValidator(vocab_size=100, context_length=64, task=Task.EMBED)
     assert intake.to_request(Embed(1, PROMPT), 0.0).pooling is Pooling.LAST
-    with pytest.raises(InvalidRequest, match=r"^model has no language-model head"):
+    with pytest.raises(InvalidRequest, match=r"^the model has no language-model head"):
         intake.to_request(Generate(2, PROMPT, Sampling()), 0.0)
     with pytest.raises(InvalidRequest, match=r"^classify must be false"):
         intake.to_request(Embed(3, PROMPT, classify=True), 0.0)
@@ -98,9 +98,10 @@ def test_model_without_lm_head_only_embeds() -> None:
 
 def test_classifier_accepts_requests_for_logits() -> None:
     intake = MessageValidator(vocab_size=100, context_length=64, task=Task.CLASSIFY)
-    assert intake.to_request(Embed(1, PROMPT, classify=True), 0.0).classify
+    request = intake.to_request(Embed(1, PROMPT, classify=True, pooling="mean"), 0.0)
+    assert request.classify and request.pooling is Pooling.LAST
     assert not intake.to_request(Embed(2, PROMPT), 0.0).classify
-    with pytest.raises(InvalidRequest, match="can only classify and embed"):
+    with pytest.raises(InvalidRequest, match="request labels or embeddings"):
         intake.to_request(Generate(3, PROMPT, Sampling()), 0.0)
 
 

@@ -65,7 +65,10 @@ def served(
         "llama": (save_decoder(folders["llama"], "llama", plain), plain),
     }
     with contextlib.ExitStack() as stack:
-        endpoints = {name: stack.enter_context(run_engine(folder)) for name, folder in folders.items()}
+        endpoints = {
+            name: stack.enter_context(run_engine(folder, has_kv=name in ("qwen3", "llama")))
+            for name, folder in folders.items()
+        }
         yield {name: Served(*models[name], endpoint) for name, endpoint in endpoints.items()}
 
 

@@ -38,7 +38,7 @@ class SchedulerConfig:
     )
     check_integrity: bool = option(False, "Check pages, slots and prefix tree whenever the scheduler is idle")
     whole_prompts: bool = option(
-        False, "Compute each prompt whole in one step and keep no KV, as encoders need it"
+        False, "Compute each prompt as a whole in one step and keep no KV, as encoders require"
     )
 
     def __post_init__(self) -> None:

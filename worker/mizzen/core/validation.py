@@ -87,5 +87,5 @@ def logprobs_fault(request: Request) -> str:
     sampling, count = request.sampling, len(request.prompt) - request.generated
     first = sampling.prompt_logprobs_from
     if sampling.prompt_logprobs is not None and first > count:
-        return f"prompt_logprobs_from is {first}, but the prompt has {count} tokens"
+        return f"prompt_logprobs_from must be at most {count}, the number of prompt tokens, not {first}"
     return ""

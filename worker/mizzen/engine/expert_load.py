@@ -10,7 +10,7 @@ from mizzen.layers.experts.load import ExpertLoad
 READ_SECONDS = 10.0
 """Minimum time between two readings."""
 MIN_TOKENS = 32
-"""Mean number of tokens of an expert from which a reading tells its load."""
+"""Mean number of tokens per expert that a period must have before its ratios are reported."""
 
 
 class ExpertLoadReader:

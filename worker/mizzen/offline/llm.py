@@ -27,7 +27,7 @@ from mizzen.offline.devices import gpu_bytes, has_gpu, start_ranks
 from mizzen.offline.keywords import suggest_keywords
 from mizzen.offline.requests import Prompts, RequestBuilder
 from mizzen.progress import ProgressBar
-from mizzen.wire.server.request_validation import GENERATES_NOT, NO_LABELS
+from mizzen.wire.server.request_validation import CANNOT_GENERATE
 
 PREFILL_TOKENS = 8192
 """Default of `prefill_chunk_tokens`, except on large GPUs."""
@@ -254,7 +254,7 @@ class LLM:
         if isinstance(prompts, str):
             raise ValueError("prompts must be a list: [prompt] for a single one")
         if not self.engine.info.generates:
-            raise ValueError(GENERATES_NOT[self.engine.info.task])
+            raise ValueError(CANNOT_GENERATE[self.engine.info.task])
         entries = self._requests.build_entries(prompts, params)
         if not entries:
             return []
@@ -277,7 +277,8 @@ class LLM:
             prompts: Any number of prompts, as texts or as lists of token ids.
             pooling: "last" for the last token's hidden state (after the final norm), "mean" for the mean over
                 all tokens, "cls" for the first token's; None for the model's own pooling
-                (`1_Pooling/config.json`, else "last").
+                (`1_Pooling/config.json`, else "last", or for encoders "mean", or that of their classification
+                head).
             normalize: Whether to scale vectors to length 1.
             progress: Whether to show a progress bar; by default only if standard error is a terminal.
 
@@ -323,7 +324,10 @@ class LLM:
             raise ValueError("prompts must be a list: [prompt] for a single one")
         info = self.engine.info
         if info.task is not Task.CLASSIFY:
-            raise ValueError(NO_LABELS)
+            raise ValueError(
+                "the model has no classification head: use a model whose architecture ends with "
+                "ForSequenceClassification, or embed"
+            )
         chosen = info.score_activation if activation is None else activation
         if chosen not in list(ScoreActivation):
             raise ValueError(f"activation must be one of {', '.join(ScoreActivation)}, not {chosen!r}")

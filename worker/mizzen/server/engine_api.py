@@ -60,7 +60,10 @@ class EngineInfoProtocol(Protocol):
 
     @property
     def pooling(self) -> str:
-        """Pooling that the model's files name; empty if they name none."""
+        """Pooling of the model: that of its files, or else the default of its architecture.
+
+        Empty for the last token by default; may be the name of one that is not supported.
+        """
         ...
 
     @property

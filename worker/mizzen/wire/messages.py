@@ -187,8 +187,8 @@ class Welcome(WireMessage, frozen=True):
     score_activation: str = ""
     """Default activation of a classifier's logits, a value of `mizzen.common.model_task.ScoreActivation`."""
     pooling: str = ""
-    """Pooling that the model's files name, a value of `mizzen.core.request.Pooling` or the name of one that
-    is not supported; empty if they name none."""
+    """Pooling of the model: that of its files, or else the default of its architecture. Empty for the last
+    token by default; may be the name of one that is not supported."""
     expert_groups: int = 0
     """Number of groups of ranks that hold different experts of a mixture; 0 for other models."""
 

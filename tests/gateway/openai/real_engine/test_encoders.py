@@ -29,7 +29,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
 
 @pytest.fixture(scope="module")
 def engine(encoder: Any, run_engine: Callable[..., Any]) -> Iterator[str]:
-    with run_engine(encoder[0]) as endpoint:
+    with run_engine(encoder[0], has_kv=False) as endpoint:
         yield endpoint
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from mizzen.layers.context import BuildContext
 from mizzen.models.config import ModelConfig
 from mizzen.models.encoders.model import EncoderModel
 from mizzen.models.pooling.modules import read_modules
-from mizzen.models.pooling.output import load_dense_layers
+from mizzen.models.pooling.output import DenseLayer, load_dense_layers
 from mizzen.weights.load import ProgressCallback, fill_dummy, load_checkpoint
 
 DUMMY_SEED = 0
@@ -116,14 +117,16 @@ def check_step_memory(
 def make_encoder_runner(
     options: EngineOptions, model: EncoderModel, device: torch.device, delay: StepDelay | None
 ) -> CpuRunner | CudaRunner:
-    """Create the runner of an encoder, and load its Dense modules.
+    """Create the runner of an encoder, and load its Dense modules, except for dummy weights.
 
     Raises:
         ConfigError: A module of sentence-transformers is not supported.
         WeightsError: The weights of a Dense module cannot be loaded.
     """
-    modules = read_modules(Path(options.model)).dense
-    dense = load_dense_layers(modules, model.config.hidden_size, device)
+    dense: Sequence[DenseLayer] = ()
+    if options.load_format != "dummy":
+        modules = read_modules(Path(options.model)).dense
+        dense = load_dense_layers(modules, model.config.hidden_size, device)
     step = EncoderExecutor(model, Uploader(device), dense)
     if device.type == "cpu":
         return CpuRunner(step, threads=options.threads or cpu_count(), delay=delay)

@@ -84,6 +84,11 @@ def check_encoder(options: EngineOptions, config: ModelConfig) -> None:
             f"--tensor {options.tensor} is not supported for encoders ({config.architecture}): use "
             "--tensor 1, and several engines for more throughput"
         )
+    if options.kv_cache_tokens is not None:
+        raise ValueError(
+            f"--kv-cache-tokens has no effect on encoders ({config.architecture}), which have no KV cache: "
+            "leave it out"
+        )
     unsupported = {
         "--quantization": (options.quantization, AS_STORED),
         "--kv-cache-dtype": (options.kv_cache_dtype, "auto"),

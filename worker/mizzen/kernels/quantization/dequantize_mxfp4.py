@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
+from mizzen.layers.quantized.canonical import QuantizedWeight
 
 ROWS, BYTES = 32, 128
 """Rows and bytes of codes of a tile."""
@@ -46,16 +46,6 @@ def _dequantize_kernel(
         tl.store(out + line * (2 * row_bytes) + column, weight, written)
 
 
-def supports(weight: QuantizedWeight) -> bool:
-    """Return whether `dequantize_mxfp4` supports the form of a weight."""
-    return (
-        weight.codes is Codes.E2M1
-        and weight.scales.dtype == torch.uint8
-        and weight.row_step == 1
-        and weight.column_step % 2 == 0
-    )
-
-
 def dequantize_mxfp4(weight: QuantizedWeight, rows: int, ends: torch.Tensor) -> torch.Tensor:
     """Return the weights of experts that have tokens, bfloat16 [experts, rows, columns].
 
@@ -63,7 +53,8 @@ def dequantize_mxfp4(weight: QuantizedWeight, rows: int, ends: torch.Tensor) -> 
     rounded once; only those below bfloat16's normal numbers are not exact.
 
     Args:
-        weight: Weights of all experts, [experts * rows, columns].
+        weight: Weights of all experts, [experts * rows, columns], in E2M1 with a scale in E8M0 for an even
+            number of columns of one row.
         rows: Rows of an expert.
         ends: Number of tokens of all experts up to each one, including it, int32 [experts].
     """

@@ -73,5 +73,5 @@ def bias_targets(
 
 
 def fill_for_inputs(inputs: int, weight: torch.Tensor, generator: torch.Generator) -> None:
-    """Fill weights with random values, so that outputs are about as large as the `inputs` of each."""
+    """Fill weights with random values so small that a sum over `inputs` inputs is about as large as one."""
     weight.normal_(0, 1 / math.sqrt(inputs), generator=generator)

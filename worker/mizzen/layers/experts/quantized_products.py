@@ -83,7 +83,7 @@ def restore(experts: QuantizedExperts, ends: torch.Tensor) -> torch.Tensor:
 
 
 def make_quantized_product(
-    weights: StoredExperts, activation: GateActivation, device: torch.device
+    weights: StoredExperts, activation: GateActivation, device: torch.device, *, fused: bool
 ) -> ExpertProduct:
     """Make the fastest product for the device and the format of the experts' weights.
 
@@ -91,6 +91,7 @@ def make_quantized_product(
         weights: The experts' weights, which may be loaded later.
         activation: Activation function of the gate.
         device: Device of the weights.
+        fused: Whether fused kernels may compute the product; otherwise PyTorch operations do.
     """
     if device.type != "cuda":
         return SortedDequantizedProduct(weights, activation)
@@ -98,7 +99,7 @@ def make_quantized_product(
         return GroupedMxfp4Product(weights, activation, device)
     from mizzen.kernels.launch import is_hopper_or_later
 
-    if isinstance(weights, QuantizedExpertWeights) and is_hopper_or_later(device):
+    if fused and isinstance(weights, QuantizedExpertWeights) and is_hopper_or_later(device):
         from mizzen.layers.experts.quantized_kernel_product import GroupedQuantizedProduct
 
         return GroupedQuantizedProduct(weights, activation)

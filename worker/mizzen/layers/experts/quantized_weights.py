@@ -63,14 +63,10 @@ class QuantizedExpertWeights:
         if experts.biases or experts.interleaved:
             raise ConfigError(
                 f"the experts of {prefix} have biases, or alternating rows of gate and up, which is not "
-                f"supported in this format ({describe_scheme(scheme)}): use the checkpoint in bfloat16"
+                f"supported in this format ({describe_scheme(scheme)}): use the checkpoint in bfloat16 or "
+                "MXFP4"
             )
         self.separate = experts.layout is ExpertLayout.SEPARATE
-        if experts.biases or experts.interleaved:
-            raise ConfigError(
-                f"{prefix}experts have biases, which is not supported for this format "
-                f"({describe_scheme(scheme)}): use a checkpoint in bfloat16 or MXFP4"
-            )
         if not self.separate and not online:
             check_stacked(scheme, experts, prefix)
         self.shard = build.mesh.tensor.shard(experts.width, experts.width_field)

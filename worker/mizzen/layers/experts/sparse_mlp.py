@@ -84,21 +84,24 @@ def make_experts(
         quantized = QuantizedExpertWeights(
             build, experts, config.hidden_size, prefix, scheme, online=config.quantization.online
         )
-    return quantized, make_quantized_product(quantized, activation, build.device)
+    return quantized, make_quantized_product(quantized, activation, build.device, fused=build.fused)
 
 
 def make_kernels(
     router: ExpertRouter, weights: ExpertWeights, activation: ActivationFunction, product: ExpertProduct
 ) -> ExpertKernels | None:
-    """Return the kernels of a mixture, or None if they do not support its device, type, sizes or activation.
+    """Return the kernels of a mixture, or None if they do not support its device, type, sizes, activation
+    or router.
 
     `product` runs the batches for which the library that PyTorch calls is faster.
     """
     if not weights.gate_up.is_cuda:
         return None
-    from mizzen.layers.experts.kernel_product import ExpertKernels, KernelProduct, KernelRouter
+    from mizzen.layers.experts.kernel_product import ExpertKernels, KernelProduct, KernelRouter, make_rules
 
     if not KernelProduct.supports(weights.gate_up, weights.down, activation):
+        return None
+    if not make_rules(router).supported:
         return None
     kernels = KernelProduct(weights.gate_up, weights.down, activation, weights.biases, product)
     return ExpertKernels(KernelRouter(router), kernels)

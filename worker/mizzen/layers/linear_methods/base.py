@@ -34,7 +34,7 @@ class GateActivation(Protocol):
 
 
 class MeasuredWeights(Protocol):
-    """Weights that know their formats."""
+    """Weights that report their size by format."""
 
     def format_bytes(self) -> Mapping[str, int]:
         """Return the bytes of loaded quantized weights by their format; see `LinearMethod`."""

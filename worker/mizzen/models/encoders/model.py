@@ -66,9 +66,6 @@ class EncoderModel:
         if self.head is not None:
             yield from self.head.targets()
 
-    def finish(self) -> None:
-        """Do nothing: the weights are used as they are stored."""
-
     def hidden(
         self,
         tokens: torch.Tensor,

@@ -98,7 +98,7 @@ def _list_modules(folder: Path) -> list[tuple[str, Path]]:
 
 def _read_pooling(folder: Path) -> str:
     """Return the pooling that the configuration of a pooling module selects, or its name if unsupported."""
-    return describe_pooling(Fields.load(folder).values)
+    return describe_pooling(_load_fields(folder).values)
 
 
 def describe_pooling(config: dict[str, Any]) -> str:
@@ -114,8 +114,21 @@ def describe_pooling(config: dict[str, Any]) -> str:
     return "+".join(name.removeprefix("pooling_mode_") for name in names) or "none"
 
 
+def _load_fields(folder: Path) -> Fields:
+    """Return the configuration of a module.
+
+    Raises:
+        ConfigError: it is missing or invalid.
+    """
+    if not (folder / "config.json").exists():
+        raise ConfigError(
+            f"{folder}/config.json is missing, although {LIST} names this module: fetch the model again"
+        )
+    return Fields.load(folder)
+
+
 def _read_dense(folder: Path) -> DenseModule:
-    fields = Fields.load(folder)
+    fields = _load_fields(folder)
     name = str(fields.values.get("activation_function", "torch.nn.modules.activation.Tanh"))
     module, _, activation = name.rpartition(".")
     if not module.startswith("torch.nn") or activation not in DENSE_ACTIVATIONS:

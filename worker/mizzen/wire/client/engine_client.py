@@ -132,7 +132,11 @@ class EngineLink:
 
     @property
     def own_pooling(self) -> str:
-        """Pooling that the model's files name; empty if they name none, and while disconnected."""
+        """Pooling of the model: that of its files, or else the default of its architecture.
+
+        Empty for the last token by default, and while disconnected; may be the name of one that is not
+        supported.
+        """
         return "" if self.welcome is None else self.welcome.pooling
 
     @property

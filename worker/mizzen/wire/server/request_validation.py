@@ -21,9 +21,9 @@ MAX_STOP_TOKENS = 1024
 MAX_QUEUE_SECONDS = 86_400.0
 EMBEDDING = SamplingParams(temperature=0.0, max_tokens=1)
 
-EMBEDS_ONLY = "model has no language-model head: it can only embed texts"
-CLASSIFIES_ONLY = "model has no language-model head: it can only classify and embed texts"
-GENERATES_NOT = {Task.EMBED: EMBEDS_ONLY, Task.CLASSIFY: CLASSIFIES_ONLY}
+EMBEDS_ONLY = "the model has no language-model head and only embeds texts: request embeddings"
+CLASSIFIES_ONLY = "the model has no language-model head: request labels or embeddings"
+CANNOT_GENERATE = {Task.EMBED: EMBEDS_ONLY, Task.CLASSIFY: CLASSIFIES_ONLY}
 """Errors for requests to generate, by the task of the model."""
 NO_LABELS = "classify must be false: the model has no classification head"
 
@@ -54,7 +54,7 @@ class MessageValidator:
 
     def _generate(self, message: Generate, now: float) -> Request:
         if self.task is not Task.GENERATE:
-            raise InvalidRequest(GENERATES_NOT[self.task])
+            raise InvalidRequest(CANNOT_GENERATE[self.task])
         sampling = self._sampling(message.sampling)
         request = Request(
             rid=message.rid,
@@ -88,7 +88,7 @@ class MessageValidator:
             sampling=EMBEDDING,
             salt=message.salt,
             priority=message.priority,
-            pooling=Pooling(message.pooling),
+            pooling=Pooling.LAST if message.classify else Pooling(message.pooling),  # of the head
             normalize=message.normalize,
             classify=message.classify,
             second_start=message.second_start,
