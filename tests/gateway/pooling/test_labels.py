@@ -70,7 +70,8 @@ async def test_pooling_returns_vectors_or_labels(post: Any, classifier: Any, scr
 
 
 async def test_cross_encoder_reranks(post: Any, scripted: Any, tokenizer: Tokenizer, received: Any) -> None:
-    engine = scripted(task="classify", labels=("LABEL_0",), score_activation="sigmoid", generates=False)
+    head = {"task": "classify", "labels": ("LABEL_0",), "score_activation": "sigmoid"}
+    engine = scripted(**head, generates=False, pooling="max_tokens")  # which only matters for embeddings
     engine.does.vector = lambda message: [2.0 if "masts" in tokenizer.decode(received(message)) else -1.0]
     response = await post(engine, "/rerank", query="q", documents=["pod", "three masts"])
     assert response.status_code == 200, response.text

@@ -15,7 +15,6 @@ from typing import TypeVar
 import numpy as np
 
 from mizzen.core.kv.block_hashes import BLOCK_TOKENS, block_hashes
-from mizzen.core.request import Pooling
 from mizzen.gateway.admission.admission import Admission
 from mizzen.gateway.engines.engine_client import EngineClient
 from mizzen.gateway.engines.engine_table import EngineTable
@@ -104,9 +103,7 @@ class Dispatcher:
         """
 
         async def embed_once(routed: RoutedRequest, engine: EngineClient) -> EmbeddingResult | None:
-            kind = str(Pooling.LAST)  # the pooling of a head is the engine's
-            if not classify:
-                kind = choose_pooling(pooling, routed.text_model, engine.link.own_pooling)
+            kind = "last" if classify else choose_pooling(pooling, routed.text_model, engine.link.own_pooling)
             return await self._embed(routed, engine, kind, normalize, classify)
 
         result = await self._run(routed, embed_once)
