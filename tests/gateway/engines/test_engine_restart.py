@@ -15,6 +15,7 @@ from mizzen.gateway.engines.discovered_engine import DiscoveredEngine
 from mizzen.gateway.engines.engine_client import EngineClient
 from mizzen.gateway.text.model import TextModel, TextModels
 from mizzen.wire.client.stream import StreamLost
+from mizzen.wire.messages import PROTOCOL, Welcome
 
 
 class StubLink:
@@ -39,14 +40,20 @@ class StubLink:
         return {}
 
     def welcome_from(self, incarnation: str, tokenizer: str) -> None:
-        self.welcome = SimpleNamespace(
+        self.welcome = Welcome(
+            protocol=PROTOCOL,
+            engine="e",
             incarnation=incarnation,
-            tokenizer_hash=tokenizer,
-            model="demo",
             revision="r",
-            context_length=10,
-            max_running_requests=4,
+            model="demo",
+            tokenizer_hash=tokenizer,
             files={},
+            context_length=10,
+            vocab_size=16,
+            end_token_ids=(),
+            page_size=16,
+            max_running_requests=4,
+            draining=False,
         )
         self._on_change(self)
 
