@@ -174,6 +174,7 @@ async def test_restarted_engine_with_the_same_files_is_warmed_again(until: Any) 
     first.welcome_from("first", "a")
     await until(lambda: started_warmups == ["first"])
     second = rotated.rotate()
+    second.files.set()
     second.welcome_from("second", "a")
     assert not rotated.engine.serving
     await until(lambda: started_warmups == ["first", "second"])
