@@ -40,7 +40,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "cpu": {"engine": {"device": "CPU"}, "suspend": True},
     "several-pods": {
         "replicas": 3,
-        "parallelism": {"tensor": 4, "expert": 2, "topologyKey": "rack"},
+        "parallelism": {"tensor": 4, "topologyKey": "rack"},
         "accelerator": {"perPod": 2, "nodeSelector": {"gpu": "h200"}},
         "podTemplate": {"labels": {"kueue.x-k8s.io/queue-name": "gpus"}},
         "rollout": VERIFIED,
