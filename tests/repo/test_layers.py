@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "common": {"common"},
     "core": {"common", "core"},
     "wire": {"common", "core", "wire"},
+    "images": {"common", "core", "images"},
     "quantization": {"common", "models", "quantization"},
     "layers": LAYERS,
     "attention": LAYERS,
@@ -36,15 +37,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "weights": LAYERS,
     "parallel": LAYERS,
     "kernels": LAYERS,
-    "engine": LAYERS | {"engine"},
-    "server": LAYERS | {"engine", "wire", "server"},
-    "gateway": {"common", "core", "wire", "gateway"},
+    "engine": LAYERS | {"images", "engine"},
+    "server": LAYERS | {"images", "engine", "wire", "server"},
+    "gateway": {"common", "core", "images", "wire", "gateway"},
     "fetch": {"common", "core", "fetch", "inspection"},
-    "inspection": {"engine", "inspection", "layers", "models", "quantization", "weights"},
-    "offline": LAYERS | {"engine", "wire", "server", "gateway", "offline", "progress"},
+    "inspection": {"engine", "images", "inspection", "layers", "models", "quantization", "weights"},
+    "offline": LAYERS | {"images", "engine", "wire", "server", "gateway", "offline", "progress"},
     "lang": {"core", "gateway", "lang", "offline"},
     "commands": LAYERS
-    | {"engine", "wire", "server", "gateway", "fetch", "inspection", "commands", "offline"},
+    | {"images", "engine", "wire", "server", "gateway", "fetch", "inspection", "commands", "offline"},
 }
 OPERATOR = "operator/mizzen_operator"
 OPERATOR_ORDER = (
@@ -70,7 +71,18 @@ OPERATOR_BASE = {"config", "metrics"}
 """Modules of the operator that every package may import; they import only each other and `api`."""
 OPERATOR_PROGRAMS = {"check": {"api", "kube"}, "chart": {"api", "kube"}, "cli": {"main"}}
 """Modules that only `main` and other programs import, each with the packages that the module may import."""
-NO_TORCH = ("common", "core", "wire", "gateway", "fetch", "inspection", "lang", "commands", "quantization")
+NO_TORCH = (
+    "common",
+    "core",
+    "images",
+    "wire",
+    "gateway",
+    "fetch",
+    "inspection",
+    "lang",
+    "commands",
+    "quantization",
+)
 
 
 def imports(path: Path) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from mizzen.core.images.types import Pixels
 from mizzen.core.request import Request
 
 
@@ -20,4 +21,11 @@ class AbortRequest(Struct, frozen=True):
     rid: int
 
 
-Event = AddRequest | AbortRequest
+class ProvideImage(Struct, frozen=True):
+    """Provide the pixels of an image that `Scheduler.drain_missing_images` named; ignored if not needed."""
+
+    digest: bytes
+    pixels: Pixels
+
+
+Event = AddRequest | AbortRequest | ProvideImage

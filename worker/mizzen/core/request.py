@@ -10,6 +10,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from mizzen.common.request_timeline import RequestTimeline
+from mizzen.core.images.types import PromptImage
 from mizzen.core.sampling_params import SamplingParams
 
 Int32 = NDArray[np.int32]
@@ -67,6 +68,13 @@ class Request(Struct, frozen=True, kw_only=True):
     instead of an embedding; `normalize` then has no effect."""
     second_start: int = 0
     """Index of the first token of the second part of a pair, from which token types are 1; 0 without one."""
+    images: tuple[PromptImage, ...] = ()
+    """Images of the prompt, in order of their positions."""
+    rotary: Int32 | None = None
+    """Rotary positions (time, height, width) of the first tokens of `prompt`, up to the last image or
+    further, int32 [3, m]; None if all three equal the sequence position."""
+    rotary_offset: int = 0
+    """Difference between the rotary position and the sequence position of all tokens after `rotary`."""
     tenant: int = 0
     """Opaque tenant number, by which limited resources are shared fairly."""
     arrival: float = 0.0

@@ -87,7 +87,7 @@ class Scheduler:
         for event in events:
             if isinstance(event, AddRequest):
                 self._add_request(event.request)
-            else:
+            elif isinstance(event, AbortRequest):
                 self._abort(event)
         if len(self.inflight) >= self.config.steps_in_flight:
             return None

@@ -8,6 +8,7 @@ Order inside a step:
 
     pages      page-table entries are written
     starts     slots are assigned to new (or resumed) requests
+    images     embeddings of images are dropped, then others are computed
     forward    decode slots (one token each), then prefill chunks, as one mixed batch
     sample     one token for each decode slot, then one for each chunk whose `samples` is true
 """
@@ -20,6 +21,7 @@ import numpy as np
 from msgspec import Struct, field
 from numpy.typing import NDArray
 
+from mizzen.core.images.types import ChunkImage, ImageEncoding
 from mizzen.core.request import Int32, Pooling
 from mizzen.core.sampling_params import SamplingParams
 
@@ -79,6 +81,9 @@ class SlotStart(Struct, frozen=True, kw_only=True):
     """Number of output tokens among the request's known tokens; 0 unless the request resumes."""
     options: SlotOptions | None = None
     """Options beyond temperature, top-k, top-p and min-p; None for most requests."""
+    rotary_offset: int = 0
+    """Difference between the rotary position and the sequence position of output tokens; not 0 only after
+    images in models with three rotary positions for each token."""
 
 
 class PrefillChunk(Struct, frozen=True, kw_only=True):
@@ -91,6 +96,11 @@ class PrefillChunk(Struct, frozen=True, kw_only=True):
     """Token ids, int32 [n], of positions start..start+n-1."""
     last: bool
     """Whether the chunk ends with the last known token."""
+    images: tuple[ChunkImage, ...] = ()
+    """Embeddings that replace tokens of the chunk; the ids of these tokens in `tokens` are negative."""
+    rotary: Int32 | None = None
+    """Rotary positions (time, height, width) of the tokens, int32 [3, n]; None if all three equal the
+    sequence position."""
     pools: bool = False
     """Whether the request only pools hidden states: the step then samples no token after the last chunk."""
 
@@ -115,6 +125,10 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     pages: PageWrites
     starts: tuple[SlotStart, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
+    dropped_images: tuple[bytes, ...] = ()
+    """Digests of images whose embeddings are dropped before the step."""
+    encodings: tuple[ImageEncoding, ...] = ()
+    """Images to encode before the forward pass, whose embeddings are then kept."""
 
     @property
     def samples(self) -> int:

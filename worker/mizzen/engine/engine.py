@@ -185,6 +185,8 @@ class Engine:
             if self._grammars is None or not self._grammars.abort_waiting(event.rid):
                 self._loop.abort(event.rid)
             return
+        if not isinstance(event, AddRequest):
+            return
         request: Request | None = event.request
         if self._grammars is not None and event.request.sampling.grammar is not None:
             request = self._grammars.submit(event.request)

@@ -8,6 +8,7 @@ on its connection while the request is live. Packed integer columns are little-e
     gateway ──Hello──▶ engine ──Welcome──▶ gateway            first, and again after a reconnect
     gateway ──FetchFile──▶ engine ──File──▶ gateway           tokenizer and configuration files, in parts
     gateway ──Generate / Abort──▶ engine ──Outputs / Refused──▶ gateway
+    engine ──NeedImages──▶ gateway ──ImageContent──▶ engine   images of a request that the engine lacks
     gateway ──Embed──▶ engine ──Embedding / Refused──▶ gateway
     engine ──Stats / Blocks──▶ gateway                        on change, Stats at least once a second
 
@@ -89,6 +90,23 @@ class Hello(WireMessage, frozen=True):
     """Newest version that the gateway speaks; 0 if it speaks only `protocol`."""
 
 
+class ImageReference(msgspec.Struct, frozen=True, array_like=True):
+    """An image of a prompt. Its bytes are sent only if the engine asks for them with `NeedImages`."""
+
+    digest: bytes
+    """Digest of the bytes, the rules of the model and the bounds below (`mizzen.images.digest`)."""
+    positions: bytes
+    """Indices of the placeholders in the prompt, in order, int32 [embeddings]."""
+    size: int
+    """Number of bytes of the image file."""
+    width: int
+    """Width in pixels as displayed, according to the header of the file."""
+    height: int
+    min_pixels: int | None = None
+    """Bounds of the number of pixels after resizing, if the request sets them."""
+    max_pixels: int | None = None
+
+
 class Generate(WireMessage, frozen=True):
     """Requests the continuation of a prompt."""
 
@@ -108,6 +126,8 @@ class Generate(WireMessage, frozen=True):
     traceparent: str = ""
     """W3C trace context of the gateway's span for this request, if the trace is sampled; else empty. Engines
     ignore a malformed one."""
+    images: tuple[ImageReference, ...] = ()
+    """Images of the prompt, in order; sent only to engines with `Welcome.images`."""
 
 
 class Embed(WireMessage, frozen=True):
@@ -138,6 +158,17 @@ class Abort(WireMessage, frozen=True):
     """Aborts a live request; the engine still ends it with a `Finish`."""
 
     rid: int
+
+
+class ImageContent(WireMessage, frozen=True):
+    """Part of an image file that the engine asked for, from byte `offset`; parts are sent in order."""
+
+    rid: int
+    """Handle of the request for which the engine asked."""
+    digest: bytes
+    offset: int
+    content: bytes
+    """At most `FILE_PART_BYTES` bytes."""
 
 
 class FetchFile(WireMessage, frozen=True):
@@ -191,6 +222,8 @@ class Welcome(WireMessage, frozen=True):
     token by default; may be the name of one that is not supported."""
     expert_groups: int = 0
     """Number of groups of ranks that hold different experts of a mixture; 0 for other models."""
+    images: bool = False
+    """Whether the engine accepts `Generate.images`."""
 
     @property
     def served_task(self) -> Task:
@@ -201,6 +234,13 @@ class Welcome(WireMessage, frozen=True):
         if self.task in list(Task):
             return Task(self.task)
         return Task.GENERATE if self.generates else Task.EMBED
+
+
+class NeedImages(WireMessage, frozen=True):
+    """Asks for the bytes of images of a live request, which the engine has neither cached nor received."""
+
+    rid: int
+    digests: tuple[bytes, ...]
 
 
 class File(WireMessage, frozen=True):
@@ -331,5 +371,5 @@ class Blocks(WireMessage, frozen=True):
     reset: bool = False
 
 
-ToEngine = Hello | Generate | Embed | Abort | FetchFile
-ToGateway = Welcome | File | Outputs | Embedding | Refused | Stats | Blocks
+ToEngine = Hello | Generate | Embed | Abort | FetchFile | ImageContent
+ToGateway = Welcome | NeedImages | File | Outputs | Embedding | Refused | Stats | Blocks

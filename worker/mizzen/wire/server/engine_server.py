@@ -30,6 +30,7 @@ from mizzen.wire.messages import (
     Embed,
     Generate,
     Hello,
+    ImageContent,
     RefusalCode,
     Welcome,
 )
@@ -246,6 +247,8 @@ class WireServer:
         elif isinstance(message, Abort):
             if message.rid in peer.handles:
                 out.abort(peer.handles[message.rid])
+        elif isinstance(message, ImageContent):
+            out.refuse(identity, message.rid, RefusalCode.INVALID, "images: the engine asked for none")
         else:
             self._uploads.enqueue(peer, message)
 
