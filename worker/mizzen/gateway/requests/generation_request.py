@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 from mizzen.core.request import Int32
 from mizzen.core.sampling_params import SamplingParams
+from mizzen.gateway.requests.images import PromptImageBytes
 from mizzen.gateway.requests.output import OutputForm
 from mizzen.gateway.requests.shared_prefixes import find_shared_prefixes
 from mizzen.gateway.text.model import TextModel
@@ -34,6 +35,9 @@ class EncodedPrompt:
     """Token ids, int32 [n]."""
     second_start: int = 0
     """Index of the first token of a pair's second text, if the tokenizer gives it another type; else 0."""
+    images: tuple[PromptImageBytes, ...] = ()
+    """Images of the prompt, in order of their positions; `ids` has a placeholder for each of their
+    embeddings."""
 
 
 class PromptSource(Protocol):
