@@ -40,6 +40,9 @@ class SchedulerConfig:
     whole_prompts: bool = option(
         False, "Compute each prompt as a whole in one step and keep no KV, as encoders require"
     )
+    image_capacity: int = option(
+        0, "Number of embeddings of images that the device keeps; 0 for a model without images", low=0
+    )
 
     def __post_init__(self) -> None:
         """Check every field.
