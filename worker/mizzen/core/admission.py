@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from mizzen.core.config import SchedulerConfig
+from mizzen.core.images.planner import ImagePlanner
 from mizzen.core.kv.manager import KvManager
 from mizzen.core.kv.radix_cache import CachedPrefix
 from mizzen.core.kv.radix_node import RadixNode
@@ -44,7 +45,8 @@ class PrefixLookup:
 class PrefillAdmission:
     """Owns the waiting queue and decides which of its requests a step admits."""
 
-    def __init__(self, config: SchedulerConfig, memory: KvManager) -> None:
+    def __init__(self, config: SchedulerConfig, memory: KvManager, images: ImagePlanner) -> None:
+        self._images = images
         self.queue = WaitingQueue(POLICIES[config.policy], config.max_waiting_requests)
         self.admissions = 0
         self._kv = memory
@@ -63,11 +65,11 @@ class PrefillAdmission:
         """Admit waiting requests: add their slot starts and first chunks to a plan, and return the requests.
 
         A request that shares its next pages with another prompt in this step is skipped, because a later
-        step finds these pages in the prefix cache. Admission stops at the first request that needs more pages
-        than are available, so that smaller requests cannot overtake it forever. If no request was skipped
-        before it, the next attempt is made only under the conditions given at `_blocked_at`, because ordering
-        the queue may look up the prefix of every request. With `whole_prompts`, admission also stops at the
-        first prompt that exceeds the budget.
+        step finds these pages in the prefix cache, and so is one that waits for images. Admission stops at
+        the first request that needs more pages than are available, so that smaller requests cannot overtake
+        it forever. If no request was skipped before it, the next attempt is made only under the conditions
+        given at `_blocked_at`, because ordering the queue may look up the prefix of every request. With
+        `whole_prompts`, admission also stops at the first prompt that exceeds the budget.
 
         Args:
             builder: the plan under construction.
@@ -87,10 +89,14 @@ class PrefillAdmission:
                 break
             if above_rank is not None and sequence.rank <= above_rank and not sequence.starved:
                 break
+            if sequence.request.images and not self.has_images(sequence):
+                skipped = True
+                continue
             reserve = self.reserve * (running + len(admitted))
             node = self._kv.match(sequence)
             key = self._shared_prefix_key(sequence, node)
-            if key is not None and key in running_keys:
+            begins = not sequence.request.images or builder.can_begin(sequence, node.end * self._kv.page_size)
+            if not begins or (key is not None and key in running_keys):
                 self._kv.cache.unlock(node)
                 skipped = True
                 continue
@@ -103,6 +109,11 @@ class PrefillAdmission:
             self._start(sequence, builder)
             admitted.append(sequence)
         return admitted
+
+    def has_images(self, waiting: SequenceState) -> bool:
+        """Return whether all images of a waiting request can be computed; request missing ones."""
+        pages = self._prefixes.cached_prefix(waiting).pages
+        return self._images.request_missing(waiting, pages * self._kv.page_size)
 
     def cached_prefix(self, waiting: SequenceState) -> CachedPrefix:
         """Return the cached prefix of a waiting request."""

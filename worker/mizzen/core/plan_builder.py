@@ -7,8 +7,9 @@ import numpy as np
 from msgspec import Struct, field
 
 from mizzen.core.decode_batch import DecodeFrame
+from mizzen.core.images.planner import ImagePlanner, StepImages
 from mizzen.core.kv.manager import KvManager
-from mizzen.core.request import Int32
+from mizzen.core.request import Int32, Request
 from mizzen.core.sequence import SequenceState
 from mizzen.core.side_outputs import slot_options
 from mizzen.core.step_plan import PageWrites, PrefillChunk, SlotStart, StepPlan
@@ -29,6 +30,9 @@ class PlanBuilder(Struct):
     """Number of prompt tokens added so far."""
     starts: list[SlotStart] = field(default_factory=list)
     chunks: list[PrefillChunk] = field(default_factory=list)
+    image_planner: ImagePlanner | None = None
+    """Encodes images and keeps their embeddings; None for a model without images."""
+    images: StepImages = field(default_factory=StepImages)
     prefilled: list[SequenceState] = field(default_factory=list)
     """Request of each chunk in `chunks`, in the same order."""
     writes: list[tuple[Int32, Int32, Int32]] = field(default_factory=list)
@@ -50,14 +54,33 @@ class PlanBuilder(Struct):
                 seed=request.seed,
                 output_tokens=len(sequence.tokens) - sequence.prompt_tokens,
                 options=slot_options(sequence),
+                rotary_offset=request.rotary_offset,
             )
         )
 
+    def can_begin(self, sequence: SequenceState, start: int) -> bool:
+        """Return whether a chunk of a waiting request from token `start` on could have at least one token."""
+        return self.image_planner is None or self.image_planner.can_begin(
+            self.images, sequence, start, self.budget, first=not self.prompt_tokens
+        )
+
     def add_chunk(self, sequence: SequenceState) -> None:
-        """Add a prefill chunk with as many uncomputed tokens of a request as the budget allows."""
+        """Add a prefill chunk with as many uncomputed tokens of a request as the budget allows.
+
+        If the next token belongs to an image that cannot be encoded in this step, no chunk is added.
+        """
         start, tokens = sequence.computed, sequence.tokens
         known = len(tokens)
-        end = min(known, start + self.budget)
+        end, images = min(known, start + self.budget), ()
+        if sequence.request.images and self.image_planner is not None:
+            end, encoded = self.image_planner.add_encodings(
+                self.images, sequence, start, end, self.budget, first=not self.prompt_tokens
+            )
+            self.budget = max(self.budget - encoded, end - start)
+            self.prompt_tokens += encoded
+            if end == start:
+                return
+            images = self.image_planner.chunk_images(sequence, start, end)
         self.budget -= end - start
         self.prompt_tokens += end - start
         self.chunks.append(
@@ -66,6 +89,8 @@ class PlanBuilder(Struct):
                 start=start,
                 tokens=tokens[start:end],
                 last=end == known,
+                images=images,
+                rotary=rotary_positions(sequence.request, start, end),
                 pools=sequence.request.pooling is not None,
             )
         )
@@ -81,6 +106,8 @@ class PlanBuilder(Struct):
             pages=self._writes(),
             starts=tuple(self.starts),
             prefill=tuple(self.chunks),
+            dropped_images=tuple(self.images.dropped),
+            encodings=tuple(self.images.encodings),
         )
 
     def _writes(self) -> PageWrites:
@@ -91,3 +118,12 @@ class PlanBuilder(Struct):
             slots, columns, pages = parts[0]
             return PageWrites(slots if slots.strides[0] else slots.copy(), columns, pages)
         return PageWrites(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def rotary_positions(request: Request, start: int, end: int) -> Int32 | None:
+    """Return the rotary positions of a request's tokens `start` to `end`, int32 [3, n]; None without any."""
+    if request.rotary is None:
+        return None
+    given = request.rotary[:, start:end]
+    after = np.arange(max(start, request.rotary.shape[1]), end, dtype=np.int32) + request.rotary_offset
+    return np.concatenate((given, np.broadcast_to(after, (3, len(after)))), axis=1, dtype=np.int32)

@@ -18,6 +18,8 @@ from mizzen.core.admission import PrefillAdmission
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.decode_batch import DecodeBatch
 from mizzen.core.events import AbortRequest, AddRequest, Event
+from mizzen.core.images.planner import ImagePlanner
+from mizzen.core.images.types import MissingImages
 from mizzen.core.inflight import DeferredFree, InflightStep, InflightSteps
 from mizzen.core.kv.integrity import IntegrityMonitor
 from mizzen.core.kv.manager import KvManager
@@ -51,12 +53,13 @@ class Scheduler:
         )
         self.inflight = InflightSteps()
         self.integrity = IntegrityMonitor()
-        self.admission = PrefillAdmission(config, self.kv)
+        self.images = ImagePlanner(config.image_capacity)
+        self.admission = PrefillAdmission(config, self.kv, self.images)
         self.step_budget = PrefillBudget(config)
         self.prefilling: list[SequenceState] = []
         """Running requests whose prefill is not finished, in order of admission."""
         self._stops = StopTable()
-        self._validator = RequestValidator(config, self._stops)
+        self._validator = RequestValidator(config, self._stops, self.images)
         self._sequences: dict[int, SequenceState] = {}
         self._finished: list[Finished] = []
         self._page_rewrites: list[tuple[SequenceState, int, Int32]] = []
@@ -89,12 +92,14 @@ class Scheduler:
                 self._add_request(event.request)
             elif isinstance(event, AbortRequest):
                 self._abort(event)
+            else:
+                self.images.provide(event.digest, event.pixels)
         if len(self.inflight) >= self.config.steps_in_flight:
             return None
         if self._ranked and self.admission.queue:
             self._preempt(now)
         has_prefill = bool(self.prefilling or self.admission.queue)
-        builder = PlanBuilder(0, self.kv)
+        builder = PlanBuilder(0, self.kv, image_planner=self.images)
         if self.decode_batch.size and not self._allocate_decode_pages(builder, now):
             return None
         if self._page_rewrites:
@@ -170,21 +175,18 @@ class Scheduler:
         """Return the blocks that entered or left the prefix cache since the last call."""
         return self.kv.cache.drain_events()
 
+    def drain_missing_images(self) -> tuple[MissingImages, ...]:
+        """Return the images whose pixels requests need, found since the last call; see `ProvideImage`."""
+        return self.images.drain_missing()
+
     def cache_snapshot(self) -> tuple[int, ...]:
         """Return the hashes of all blocks in the prefix cache."""
         return self.kv.cache.snapshot()
 
     def load(self) -> Load:
         """Return the current numbers of requests, waiting tokens and KV pages."""
-        waiting, memory = self.admission.queue, self.kv
-        return Load(
-            running=len(self._sequences) - len(waiting),
-            waiting=len(waiting),
-            waiting_tokens=waiting.tokens,
-            pages_total=memory.pool.total,
-            pages_used=memory.pool.total - memory.available_pages,
-            pages_cached=memory.cache.evictable,
-        )
+        waiting = self.admission.queue
+        return self.kv.measure_load(len(self._sequences) - len(waiting), len(waiting), waiting.tokens)
 
     def prefill_budget(self) -> int:
         """Return the maximum number of prompt tokens of the next step."""
@@ -204,6 +206,9 @@ class Scheduler:
             return
         self._sequences[request.rid] = sequence = self._validator.accept(request)
         sequence.admissions_before = self.admission.admissions + queue.count_ahead(sequence)
+        if request.images:
+            self.images.add_request(sequence, self.kv.negative_tokens)
+            self.admission.has_images(sequence)
         queue.add(sequence)
 
     def _abort(self, event: AbortRequest) -> None:
@@ -232,15 +237,10 @@ class Scheduler:
             known = len(sequence.tokens)
         sequence.phase = SequencePhase.ENDED
         del self._sequences[sequence.rid]
+        if sequence.request.images:
+            self.images.remove_request(sequence)
         self._stops.remove(sequence.stop_tokens)
-        return Finished(
-            rid=sequence.rid,
-            reason=reason,
-            prompt_tokens=sequence.prompt_tokens,
-            cached_tokens=sequence.cached_tokens,
-            output_tokens=known - sequence.prompt_tokens,
-            stop_token=stop_token,
-        )
+        return sequence.result(reason, known, stop_token)
 
     def _remove_from_batch(self, sequence: SequenceState) -> int:
         """Exclude a running request from future steps; return its number of known tokens."""
@@ -286,6 +286,7 @@ class Scheduler:
         # Cache immediately, so that the request matches its own pages if it resumes soon.
         self._cache_prefix(sequence, min(sequence.computed, known))
         self._free_slot(sequence, known)
+        self.images.release(sequence)
         sequence.tokens = self.kv.tokens[slot, :known].copy()
         sequence.token_bytes, sequence.prefix_hint = b"", None
         sequence.computed = sequence.first_sample = sequence.last_step = 0
@@ -347,11 +348,11 @@ class Scheduler:
         for sequence, first, pages in self._page_rewrites:
             if sequence.slot >= 0:
                 builder.write_pages(sequence.slot, first, pages)
-        self._page_rewrites.clear()
 
     def _launch(self, builder: PlanBuilder, now: float) -> StepPlan:
         step, frame = self.inflight.launched + 1, self.decode_batch.frame()
         plan = builder.build(step, frame)
+        self._page_rewrites.clear()  # the plan contains them
         inflight_step = InflightStep(
             step, frame, frame.rows, self.decode_batch.advance(step), now, builder.prompt_tokens
         )

@@ -21,7 +21,7 @@ import enum
 import numpy as np
 
 from mizzen.core.kv.radix_node import RadixNode
-from mizzen.core.request import Int32, Request
+from mizzen.core.request import Finished, FinishReason, Int32, Request
 
 UNLIMITED = 1 << 62
 """Value of `SequenceState.matchable_tokens` without a limit."""
@@ -114,3 +114,14 @@ class SequenceState:
         if not self.token_bytes:
             self.token_bytes = self.tokens.tobytes()
         return self.token_bytes
+
+    def result(self, reason: FinishReason, known: int, stop_token: int | None) -> Finished:
+        """Return the result of the finished request; `known` is its number of known tokens."""
+        return Finished(
+            rid=self.rid,
+            reason=reason,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            output_tokens=known - self.prompt_tokens,
+            stop_token=stop_token,
+        )

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import operator
 
+import numpy as np
+
 from mizzen.core.outputs import RequestLogprobs, RequestSideOutputs, RequestVector
 from mizzen.core.request import Pooling, Request
 from mizzen.core.sampling_params import PARAMETERS
@@ -42,9 +44,11 @@ def slot_options(sequence: SequenceState) -> SlotOptions | None:
     """Return the `SlotOptions` of a request that starts in a slot, or None if it does not need them."""
     if not sequence.has_options:
         return None
-    request = sequence.request
+    request, tokens = sequence.request, sequence.tokens
+    if request.images:  # the ids of images are no token ids of the model
+        tokens = np.concatenate((request.prompt, tokens[len(request.prompt) :]))
     return SlotOptions(
-        tokens=sequence.tokens,
+        tokens=tokens,
         prompt_tokens=sequence.prompt_tokens,
         end_tokens=tuple(sorted(sequence.stop_tokens)),
         prompt_logprobs=None if sequence.matchable_tokens == UNLIMITED else request.sampling.prompt_logprobs,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from mizzen.core.config import SchedulerConfig
+from mizzen.core.images.planner import ImagePlanner
 from mizzen.core.policies import RANKED
 from mizzen.core.request import Finished, FinishReason, Request
 from mizzen.core.sequence import SequenceState
@@ -14,7 +15,8 @@ from mizzen.core.stop_tokens import StopTable
 class RequestValidator:
     """Checks new requests against the configuration, and creates their scheduling state."""
 
-    def __init__(self, config: SchedulerConfig, stops: StopTable) -> None:
+    def __init__(self, config: SchedulerConfig, stops: StopTable, images: ImagePlanner) -> None:
+        self._images = images
         self._config = config
         self._stops = stops
         self._end_tokens = frozenset(config.end_token_ids)
@@ -63,6 +65,8 @@ class RequestValidator:
             return f"prompt has {length} tokens; the {limit} of {capacity} leaves room for {capacity - 1}"
         if fault := generated_fault(request) or logprobs_fault(request):
             return fault
+        if request.images and (fault := self._images.fault(request.images)):
+            return fault
         if queue_full:
             return f"{self._config.max_waiting_requests} requests are waiting already; try again later"
         return ""
@@ -83,8 +87,10 @@ def generated_fault(request: Request) -> str:
 
 
 def logprobs_fault(request: Request) -> str:
-    """Return an error message if `prompt_logprobs_from` is beyond the prompt, else an empty string."""
+    """Return an error message if prompt log probabilities cannot be reported, else an empty string."""
     sampling, count = request.sampling, len(request.prompt) - request.generated
+    if sampling.prompt_logprobs is not None and request.images:
+        return "prompt_logprobs is not supported for prompts with images"
     first = sampling.prompt_logprobs_from
     if sampling.prompt_logprobs is not None and first > count:
         return f"prompt_logprobs_from must be at most {count}, the number of prompt tokens, not {first}"

@@ -11,6 +11,7 @@ from mizzen.core.kv.page_pool import PagePool
 from mizzen.core.kv.prefix_cache import make_cache
 from mizzen.core.kv.radix_cache import DuplicatePages
 from mizzen.core.kv.radix_node import RadixNode
+from mizzen.core.outputs import Load
 from mizzen.core.request import Int32
 from mizzen.core.sequence import SequenceState
 
@@ -42,6 +43,29 @@ class KvManager:
     def available_pages(self) -> int:
         """Number of pages that can be allocated now: free pages and evictable pages."""
         return self.pool.free_count + self.cache.evictable
+
+    def measure_load(self, running: int, waiting: int, waiting_tokens: int) -> Load:
+        """Return the load with these numbers of requests and waiting tokens, and the current pages."""
+        return Load(
+            running=running,
+            waiting=waiting,
+            waiting_tokens=waiting_tokens,
+            pages_total=self.pool.total,
+            pages_used=self.pool.total - self.available_pages,
+            pages_cached=self.cache.evictable,
+        )
+
+    def negative_tokens(self) -> set[int]:
+        """Return the negative token ids, which stand for images, of the prefix cache and all slots in use."""
+        used: set[int] = set()
+        for node in self.cache.nodes():
+            tokens = np.frombuffer(node.token_bytes, np.int32)
+            used.update(tokens[tokens < 0].tolist())
+        for slot, owner in enumerate(self.slot_owners):
+            if owner is not None and owner.request.images:
+                tokens = self.tokens[slot, : len(owner.request.prompt)]
+                used.update(tokens[tokens < 0].tolist())
+        return used
 
     def pages_for(self, tokens: int) -> int:
         """Return the number of pages that a sequence of `tokens` tokens needs; 0 if no KV is kept."""

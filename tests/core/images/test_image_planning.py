@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler encodes images before chunks use them, and requests the pixels that it lacks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mizzen.core.config import SchedulerConfig
+from mizzen.core.events import AbortRequest, AddRequest, Event, ProvideImage
+from mizzen.core.images.types import PromptImage
+from mizzen.core.kv.integrity import find_integrity_faults
+from mizzen.core.request import Finished, FinishReason, Request
+from mizzen.core.sampling_params import SamplingParams
+from mizzen.core.scheduler import Scheduler
+from mizzen.core.step_plan import StepPlan, StepTokens
+
+PLACEHOLDER = 9
+Prompt = list[int | tuple[str, int]]
+"""Token ids, and images as pairs of a name and the number of embeddings."""
+
+
+def digest(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
+
+
+def image_request(rid: int, prompt: Prompt, **sampling: Any) -> Request:
+    ids: list[int] = []
+    images: list[PromptImage] = []
+    for part in prompt:
+        if isinstance(part, int):
+            ids.append(part)
+            continue
+        name, count = part
+        positions = np.arange(len(ids), len(ids) + count, dtype=np.int32)
+        images.append(PromptImage(digest=digest(name), positions=positions, grid=(1, 1, count)))
+        ids += [PLACEHOLDER] * count
+    length = len(ids)
+    return Request(
+        rid=rid,
+        prompt=np.array(ids, np.int32),
+        sampling=SamplingParams(**{"max_tokens": 3, **sampling}),
+        images=tuple(images),
+        rotary=np.tile(np.arange(length, dtype=np.int32) // 2, (3, 1)) if images else None,
+        rotary_offset=-3 if images else 0,
+    )
+
+
+def config(**fields: Any) -> SchedulerConfig:
+    values = {"pages_total": 64, "context_length": 200, "page_size": 4, "image_capacity": 24, **fields}
+    return SchedulerConfig(**values)
+
+
+class Device:
+    """Runs plans without a model, and checks that chunks use only encoded images."""
+
+    def __init__(self, settings: SchedulerConfig) -> None:
+        self.scheduler = Scheduler(settings)
+        self.settings = settings
+        self.events: list[Event] = []
+        self.inflight: deque[StepPlan] = deque()
+        self.requests: dict[int, Request] = {}
+        self.finished: dict[int, Finished] = {}
+        self.embeddings: dict[bytes, int] = {}
+        self.encoded: list[bytes] = []
+        self.requested: list[tuple[int, bytes]] = []
+        self.plans: list[StepPlan] = []
+        self.provides = True
+
+    def add(self, request: Request) -> None:
+        self.requests[request.rid] = request
+        self.events.append(AddRequest(request))
+
+    def launch(self) -> bool:
+        events, self.events = self.events, []
+        plan = self.scheduler.schedule(events, 0.0)
+        for missing in self.scheduler.drain_missing_images():
+            self.requested += [(missing.rid, one) for one in missing.digests]
+            if self.provides:
+                self.events += [ProvideImage(one, self.pixels(one)) for one in missing.digests]
+        for end in self.scheduler.drain_finished():
+            self.finished[end.rid] = end
+        if plan is None:
+            return bool(self.events)
+        self.check(plan)
+        self.plans.append(plan)
+        self.inflight.append(plan)
+        return True
+
+    def pixels(self, one: bytes) -> np.ndarray:
+        return np.frombuffer(one[:12], np.uint8).reshape(1, 2, 2, 3)
+
+    def check(self, plan: StepPlan) -> None:
+        for one in plan.dropped_images:
+            del self.embeddings[one]
+        for encoding in plan.encodings:
+            assert encoding.digest not in self.embeddings
+            assert encoding.pixels is not None
+            assert np.array_equal(encoding.pixels, self.pixels(encoding.digest))
+            self.embeddings[encoding.digest] = encoding.embeddings
+            self.encoded.append(encoding.digest)
+        assert sum(self.embeddings.values()) <= self.settings.image_capacity
+        for chunk in plan.prefill:
+            assert len(chunk.tokens)
+            replaced = [offset for image in chunk.images for offset in image.offsets.tolist()]
+            assert np.flatnonzero(chunk.tokens < 0).tolist() == replaced
+            for image in chunk.images:
+                assert image.first + len(image.offsets) <= self.embeddings[image.digest]
+
+    def collect(self) -> bool:
+        if not self.inflight:
+            return False
+        plan = self.inflight.popleft()
+        tokens = np.full((plan.samples, 1), 5, np.int32)
+        output = self.scheduler.complete(StepTokens(plan.step, tokens), 0.0)
+        for end in output.finished:
+            self.finished[end.rid] = end
+        return True
+
+    def run(self, steps: int = 3000) -> None:
+        for _ in range(steps):
+            progressed = self.launch()
+            progressed = self.collect() or progressed
+            if not progressed and not self.scheduler.has_work:
+                break
+        assert not find_integrity_faults(self.scheduler)
+
+
+def test_an_image_is_encoded_once_for_two_requests() -> None:
+    device = Device(config(steps_in_flight=1, prefix_cache="none"))
+    device.add(image_request(1, [1, 2, ("cat", 10), 3]))
+    device.add(image_request(2, [4, ("cat", 10), 3]))
+    device.run()
+    assert device.encoded == [digest("cat")]
+    assert device.requested == [(1, digest("cat"))]
+    assert {end.reason for end in device.finished.values()} == {FinishReason.LENGTH}
+
+
+def test_a_cached_prefix_needs_neither_pixels_nor_an_encoding() -> None:
+    device = Device(config())
+    device.add(image_request(1, [1, 2, ("cat", 10), *range(3, 9)]))
+    device.run()
+    device.add(image_request(2, [1, 2, ("cat", 10), *range(3, 9), 10, 11]))
+    device.run()
+    assert device.encoded == [digest("cat")]
+    assert len(device.requested) == 1
+    assert device.finished[2].cached_tokens == 16
+
+
+def test_equal_tokens_with_different_images_share_no_page() -> None:
+    device = Device(config())
+    for rid, name in enumerate(["cat", "dog", "cow"]):
+        device.add(image_request(rid, [1, 2, (name, 10), *range(3, 9)]))
+        device.run()
+    assert [device.finished[rid].cached_tokens for rid in range(3)] == [0, 0, 0]
+    assert len(device.encoded) == 3
+
+
+def test_chunks_end_anywhere_in_an_image() -> None:
+    device = Device(config(prefill_chunk_tokens=3, steps_in_flight=1))
+    device.add(image_request(1, [1, ("cat", 7), 2, ("dog", 5), 3]))
+    device.run()
+    chunks = [chunk for plan in device.plans for chunk in plan.prefill]
+    sizes: dict[bytes, list[tuple[int, int]]] = {}
+    for chunk in chunks:
+        for image in chunk.images:
+            sizes.setdefault(image.digest, []).append((image.first, len(image.offsets)))
+    for name, count in (("cat", 7), ("dog", 5)):
+        parts = sizes[digest(name)]
+        assert sum(part for _, part in parts) == count
+        assert [first for first, _ in parts] == np.cumsum([0, *(part for _, part in parts)])[:-1].tolist()
+    rotary = np.concatenate([chunk.rotary for chunk in chunks], axis=1)
+    assert np.array_equal(rotary, device.requests[1].rotary)
+    assert {start.rotary_offset for plan in device.plans for start in plan.starts} == {-3}
+
+
+def test_a_second_image_waits_until_the_budget_allows_it() -> None:
+    device = Device(config(prefill_chunk_tokens=16, steps_in_flight=1))
+    device.add(image_request(1, [1, ("cat", 12), ("dog", 12), 3]))
+    device.run()
+    assert [len(plan.encodings) for plan in device.plans[:2]] == [1, 1]
+
+
+def test_requests_without_images_go_on_while_others_wait_for_pixels() -> None:
+    device = Device(config())
+    device.provides = False
+    device.add(image_request(1, [1, ("cat", 10), 3]))
+    device.add(image_request(2, [1, 2, 3]))
+    device.run(30)
+    assert 2 in device.finished
+    assert 1 not in device.finished
+    device.events.append(AbortRequest(1))
+    device.run()
+    assert device.finished[1].reason is FinishReason.ABORT
+    device.events.append(ProvideImage(digest("cat"), device.pixels(digest("cat"))))
+    device.run()
+    assert not device.scheduler.images._pixels
+
+
+def test_if_the_request_that_requested_is_aborted_another_requests_it() -> None:
+    device = Device(config())
+    device.provides = False
+    device.add(image_request(1, [1, ("cat", 10), 3]))
+    device.add(image_request(2, [2, ("cat", 10), 3]))
+    device.launch()
+    assert device.requested == [(1, digest("cat"))]
+    device.events.append(AbortRequest(1))
+    device.provides = True
+    device.run()
+    assert device.requested == [(1, digest("cat")), (2, digest("cat"))]
+    assert device.finished[2].reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("capacity", "message"),
+    [(0, "images: the model reads text only"), (9, "images: an image has 10 embeddings; the engine keeps 9")],
+)
+def test_an_image_that_never_fits_is_rejected(capacity: int, message: str) -> None:
+    device = Device(config(image_capacity=capacity))
+    device.add(image_request(1, [1, ("cat", 10), 3]))
+    device.run()
+    assert device.finished[1].message == message
+
+
+def test_prompt_log_probabilities_of_images_are_rejected() -> None:
+    device = Device(config())
+    device.add(image_request(1, [1, ("cat", 10), 3], prompt_logprobs=1))
+    device.run()
+    assert "prompt_logprobs" in device.finished[1].message
+
+
+prompts = st.lists(
+    st.one_of(st.integers(1, 8), st.tuples(st.sampled_from(["a", "b", "c", "d"]), st.just(0))),
+    min_size=1,
+    max_size=12,
+)
+SIZES = {"a": 3, "b": 8, "c": 12, "d": 17}
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(prompts, st.integers(0, 3), st.booleans()), min_size=1, max_size=12),
+    st.integers(18, 40),
+    st.integers(1, 24),
+    st.integers(1, 3),
+    st.sampled_from(["fcfs", "priority"]),
+    st.integers(20, 60),
+)
+def test_random_requests_with_images_all_end(
+    arrivals: list[tuple[Prompt, int, bool]], capacity: int, budget: int, depth: int, policy: str, pages: int
+) -> None:
+    """Every request ends, whatever is aborted, retracted or evicted; chunks find the embeddings they use."""
+    device = Device(
+        config(
+            image_capacity=capacity,
+            prefill_chunk_tokens=budget,
+            steps_in_flight=depth,
+            policy=policy,
+            pages_total=pages,
+            max_running_requests=3,
+            reserve_tokens=0,
+        )
+    )
+    for rid, (parts, delay, aborts) in enumerate(arrivals):
+        sized: Prompt = [part if isinstance(part, int) else (part[0], SIZES[part[0]]) for part in parts]
+        request = image_request(rid, sized)
+        if len(request.prompt) + 1 >= device.scheduler.config.capacity_tokens:
+            continue
+        device.add(request)
+        for _ in range(delay):
+            device.launch()
+            device.collect()
+        if aborts:
+            device.events.append(AbortRequest(rid))
+    device.run()
+    assert set(device.finished) == set(device.requests)
+    assert not device.scheduler.images._pixels
+    assert not device.scheduler.images._users
+    assert not device.scheduler.images.store._holders

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans when images are encoded, and requests the pixels of images that have to be.
+
+A prompt's image needs nothing if its KV comes from the prefix cache. Otherwise its embeddings must be in the
+store when a chunk contains its tokens; if they are not, the chunk's step encodes the image, for which the
+scheduler needs its pixels. Pixels are dropped once the image is encoded. If its embeddings are dropped before
+a request has used all of them, the scheduler requests the pixels again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from mizzen.core.images.keys import ImageKeys
+from mizzen.core.images.store import EmbeddingStore
+from mizzen.core.images.types import ChunkImage, ImageEncoding, MissingImages, Pixels, PromptImage
+from mizzen.core.sequence import SequenceState
+
+MIN_CHUNK_TOKENS = 64
+"""Minimum number of prompt tokens that may follow the encoding of an image in the same step."""
+
+
+class StepImages:
+    """Encodings of one step, and the images that its chunks use."""
+
+    def __init__(self) -> None:
+        self.encodings: list[ImageEncoding] = []
+        self.dropped: list[bytes] = []
+        self.used: set[bytes] = set()
+        """Digests of images that the step encodes or reads; none of them is dropped in the step."""
+
+
+class ImagePlanner:
+    """Knows the images of all requests, their pixels, and which embeddings are on the device."""
+
+    def __init__(self, capacity: int) -> None:
+        """Start without images; the device keeps up to `capacity` embeddings."""
+        self.store = EmbeddingStore(capacity)
+        self._keys = ImageKeys()
+        self._pixels: dict[bytes, Pixels] = {}
+        self._users: dict[bytes, set[int]] = {}
+        """Live requests with an image, by digest."""
+        self._requested: dict[bytes, int] = {}
+        """Request by which the pixels of an image were requested, by digest, until they are provided."""
+        self._missing: list[MissingImages] = []
+
+    @property
+    def waits(self) -> bool:
+        """Whether any pixels were requested and not provided yet."""
+        return bool(self._requested)
+
+    def fault(self, images: Iterable[PromptImage]) -> str:
+        """Return an error message if the images of a request can never be computed, else an empty string."""
+        largest = max((len(image.positions) for image in images), default=0)
+        if largest > self.store.capacity:
+            if not self.store.capacity:
+                return "images: the model reads text only"
+            return f"images: an image has {largest} embeddings; the engine keeps {self.store.capacity}"
+        return ""
+
+    def add_request(self, sequence: SequenceState, cached: Callable[[], Iterable[int]]) -> None:
+        """Replace the placeholders among a new request's tokens by the ids of its images.
+
+        `cached` returns the negative ids in the prefix cache and in all slots.
+        """
+        tokens = sequence.tokens.copy()
+        for image in sequence.request.images:
+            tokens[image.positions] = self._keys.assign(image.digest, cached, self._users)
+            self._users.setdefault(image.digest, set()).add(sequence.rid)
+        sequence.tokens = tokens
+
+    def remove_request(self, sequence: SequenceState) -> None:
+        """Forget the images of a request that has ended, unless others use them."""
+        self.release(sequence)
+        for digest in {image.digest for image in sequence.request.images}:
+            users = self._users[digest]
+            users.discard(sequence.rid)
+            if self._requested.get(digest) == sequence.rid:
+                del self._requested[digest]
+            if not users:
+                del self._users[digest]
+                self._pixels.pop(digest, None)
+
+    def release(self, sequence: SequenceState) -> None:
+        """Release the embeddings that a request holds, because it leaves its slot."""
+        for image in sequence.request.images:
+            self.store.release(image.digest, sequence.rid)
+
+    def provide(self, digest: bytes, pixels: Pixels) -> None:
+        """Keep the pixels of an image for the requests that need it; ignore pixels that no request needs."""
+        self._requested.pop(digest, None)
+        if digest in self._users:
+            self._pixels[digest] = pixels
+
+    def drain_missing(self) -> tuple[MissingImages, ...]:
+        """Return the images whose pixels were found missing since the last call."""
+        missing, self._missing = tuple(self._missing), []
+        return missing
+
+    def request_missing(self, sequence: SequenceState, computed: int) -> bool:
+        """Request the pixels that a request needs after its first `computed` tokens.
+
+        Returns whether all are available.
+        """
+        needed = dict.fromkeys(
+            image.digest for image in sequence.request.images if image.positions[-1] >= computed
+        )
+        lacking = [one for one in needed if one not in self.store and one not in self._pixels]
+        new = tuple(digest for digest in lacking if digest not in self._requested)
+        if new:
+            self._requested.update(dict.fromkeys(new, sequence.rid))
+            self._missing.append(MissingImages(sequence.rid, new))
+        return not lacking
+
+    def can_begin(
+        self, step: StepImages, sequence: SequenceState, start: int, budget: int, *, first: bool
+    ) -> bool:
+        """Return whether `add_encodings` with the same arguments would allow at least one token."""
+        for image in sequence.request.images:
+            if start in image.positions:
+                if image.digest in self.store:
+                    return True
+                embeddings = len(image.positions)
+                return (
+                    image.digest in self._pixels
+                    and (first or embeddings < budget)
+                    and self.store.victims(embeddings, step.used) is not None
+                )
+        return True
+
+    def add_encodings(
+        self, step: StepImages, sequence: SequenceState, start: int, end: int, budget: int, *, first: bool
+    ) -> tuple[int, int]:
+        """Add the encodings that a chunk with the tokens `start` to `end` needs to a step.
+
+        Args:
+            step: the images of the step.
+            sequence: the request of the chunk.
+            start: first token of the chunk.
+            end: end of the chunk (exclusive) if every image can be encoded.
+            budget: number of prompt tokens that may still be added; an embedding counts as a token.
+            first: whether the step has no prompt work so far; then the budget does not prevent its first
+                encoding, so that each step makes progress.
+
+        Returns:
+            End of the chunk: not above `end`, and at `start` if the chunk must wait; and the number of
+            embeddings that the step encodes in addition.
+        """
+        cost = 0
+        for image in sequence.request.images:
+            at = _first_position(image, start)
+            if at is None or at >= end:
+                continue
+            if image.digest in self.store:
+                self._use(step, image.digest)
+                continue
+            embeddings = len(image.positions)
+            victims = self.store.victims(embeddings, step.used)
+            fits = first or cost + embeddings + (at - start) < budget
+            if victims is None or not fits or not self._encode(step, sequence, image, victims):
+                return at, cost
+            cost += embeddings
+            end = max(min(end, start + budget - cost), min(end, at + MIN_CHUNK_TOKENS))
+            first = False
+        return end, cost
+
+    def chunk_images(self, sequence: SequenceState, start: int, end: int) -> tuple[ChunkImage, ...]:
+        """Return the embeddings for the tokens `start` to `end` of a request; hold images that go on."""
+        return tuple(self._chunk_images(sequence, start, end))
+
+    def _chunk_images(self, sequence: SequenceState, start: int, end: int) -> Iterator[ChunkImage]:
+        for image in sequence.request.images:
+            first, last = np.searchsorted(image.positions, (start, end)).tolist()
+            if first == last:
+                continue
+            if last < len(image.positions):
+                self.store.hold(image.digest, sequence.rid)
+            else:
+                self.store.release(image.digest, sequence.rid)
+            yield ChunkImage(digest=image.digest, first=first, offsets=image.positions[first:last] - start)
+
+    def _encode(
+        self, step: StepImages, sequence: SequenceState, image: PromptImage, victims: list[bytes]
+    ) -> bool:
+        """Add the encoding of an image to a step; request its pixels and return False if they are missing."""
+        pixels = self._pixels.pop(image.digest, None)
+        if pixels is None:
+            self.request_missing(sequence, int(image.positions[0]))
+            return False
+        for victim in victims:
+            self.store.drop(victim)
+            step.dropped.append(victim)
+        self.store.add(image.digest, len(image.positions))
+        step.used.add(image.digest)
+        step.encodings.append(
+            ImageEncoding(
+                digest=image.digest, grid=image.grid, embeddings=len(image.positions), pixels=pixels
+            )
+        )
+        return True
+
+    def _use(self, step: StepImages, digest: bytes) -> None:
+        self.store.touch(digest)
+        step.used.add(digest)
+
+
+def _first_position(image: PromptImage, start: int) -> int | None:
+    """Return the first position of an image at or after `start`, or None."""
+    index = int(np.searchsorted(image.positions, start))
+    return int(image.positions[index]) if index < len(image.positions) else None
