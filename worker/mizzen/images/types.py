@@ -49,31 +49,95 @@ class ImageGeometry:
     """Sizes of a resized image, which follow from the size of the original and the rules of the model."""
 
     tiles: int
-    """Number of images of equal size that the encoder receives; 1 unless the model cuts images into tiles."""
+    """Number of tiles of equal size that the encoder receives; 1 unless the model cuts images into tiles."""
     height: int
     """Height of each tile in pixels."""
     width: int
     """Width of each tile in pixels."""
     grid: tuple[int, int, int]
-    """Frames, rows and columns of the embeddings: (t, h, w) of patches before any merging for Qwen; rows and
-    columns of tiles for models that cut images; rows and columns of patches for others."""
+    """Frames (1), rows and columns of patches, before any merging. For models that cut images into tiles,
+    which follow a tile of the whole image: the number of rows of tiles, and the rows and columns of
+    embeddings of all these tiles that remain without padding."""
     embeddings: int
     """Number of embeddings of the image."""
 
 
-class ImageRules(Protocol):
-    """Rules of a model by which images are resized and replaced by tokens."""
+@dataclass(frozen=True, slots=True)
+class PixelNormalization:
+    """Conversion of 8-bit values to the encoder's inputs: (value * scale - mean) / deviation, per channel."""
 
-    placeholder: str
-    """Text of the placeholder in rendered chat templates, such as `<|image_pad|>`."""
-    placeholder_id: int
-    """Token id of the placeholder."""
+    scale: float
+    mean: tuple[float, float, float]
+    deviation: tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageDrawing:
+    """Steps from an image, as displayed and in RGB, to tiles of equal size.
+
+    The image is padded to a square if `square_color` is set, resized to `resized`, and drawn on a black
+    canvas with its upper left corner at `corner`; parts outside of the canvas are lost. The canvas is cut
+    into tiles, row by row.
+    """
+
+    resized: tuple[int, int]
+    """Width and height to which the whole image is resized."""
+    resample: int
+    """Filter for resizing, a number of Pillow's `Image.Resampling`."""
+    corner: tuple[int, int]
+    """Column and row of the canvas; negative numbers crop the image."""
+    canvas: tuple[int, int]
+    """Width and height, multiples of those of a tile."""
+    tile: tuple[int, int]
+    """Width and height of a tile."""
+    square_color: tuple[int, int, int] | None = None
+    """Color of the bars that make the original a square before it is resized; None if it keeps its shape."""
+
+
+class ImageRules(Protocol):
+    """Rules of a model by which images are resized and replaced by tokens; implementations can be pickled."""
+
+    @property
+    def placeholder(self) -> str:
+        """Text of the placeholder in rendered chat templates, such as `<|image_pad|>`."""
+        ...
+
+    @property
+    def placeholder_id(self) -> int:
+        """Token id of the placeholder."""
+        ...
+
+    @property
+    def rotary_merge(self) -> int:
+        """Patches in each direction that one embedding covers, if rotary positions follow the grid of an
+        image (M-RoPE); 0 for other models."""
+        ...
+
+    @property
+    def pixel_bounds(self) -> tuple[int, int] | None:
+        """Smallest and largest number of pixels to which a request may resize images; None if it may not."""
+        ...
+
+    @property
+    def normalization(self) -> PixelNormalization:
+        """Conversion of pixels to the encoder's inputs."""
+        ...
 
     def geometry(self, width: int, height: int, limits: PixelLimits | None = None) -> ImageGeometry:
         """Return the sizes for an image of `width` x `height` pixels, as displayed.
 
         Raises:
-            InvalidImage: the model does not accept this size; the message names the bound.
+            InvalidImage: the model does not accept this size or these limits; the message names the bound.
+        """
+        ...
+
+    def drawings(
+        self, width: int, height: int, limits: PixelLimits | None = None
+    ) -> tuple[ImageDrawing, ...]:
+        """Return the steps from an image of this size to its tiles, `geometry(...).tiles` in total, in order.
+
+        Raises:
+            InvalidImage: as `geometry`.
         """
         ...
 
