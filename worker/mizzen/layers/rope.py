@@ -95,6 +95,30 @@ def llama3_frequencies(rope: RopeConfig, inverse: torch.Tensor) -> torch.Tensor:
     return torch.where((wavelength >= shortest) & (wavelength <= longest), mixed, stretched)
 
 
+def select_axes(rope: RopeConfig, head_dim: int) -> torch.Tensor | None:
+    """Return the position that rotates each pair of elements: 0 (time), 1 (height) or 2 (width).
+
+    This is the multimodal embedding (M-RoPE) of Qwen2-VL (arXiv 2409.12191), in which `rope.sections` gives
+    the numbers of pairs for time, height and width. Pairs of a position are consecutive, or with
+    `sections_interleaved` (Qwen3-VL) every third pair belongs to height and every third to width, until their
+    numbers are reached.
+
+    Returns:
+        int64 [head_dim / 2]; None for embeddings with one position for each token.
+    """
+    if not rope.has_sections:
+        return None
+    axes = torch.zeros(head_dim // 2, dtype=torch.int64)
+    time, height, width = rope.sections
+    if rope.sections_interleaved:
+        axes[1 : 3 * height : 3] = 1
+        axes[2 : 3 * width : 3] = 2
+    else:
+        axes[time : time + height] = 1
+        axes[time + height : time + height + width] = 2
+    return axes
+
+
 class RotaryEmbedding:
     """Computes the rotation angles of positions, once per step for all layers with the same embedding."""
 
@@ -106,10 +130,19 @@ class RotaryEmbedding:
         if rope.attention_factor != 1 and rope.kind != "none":
             self.factors = torch.ones_like(self.inverse)
             self.factors[: (rope.rotary_dim or head_dim) // 2] = rope.attention_factor
+        axes = select_axes(rope, head_dim)
+        self.axes = None if axes is None else axes.to(device)
+        """The position that rotates each pair, int64 [head_dim / 2]; None without three positions."""
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the cosines and sines [tokens, 1, head_dim / 2] for positions [tokens], in `dtype`."""
-        angles = positions.float()[:, None, None] * self.inverse
+        """Return the cosines and sines [tokens, 1, head_dim / 2] for positions, in `dtype`.
+
+        `positions` are integers [tokens], or [3, tokens] for embeddings with three positions for each token.
+        """
+        if positions.ndim == 2 and self.axes is not None:
+            angles = positions.t().float().index_select(1, self.axes).mul_(self.inverse)[:, None]
+        else:
+            angles = positions.float()[:, None, None] * self.inverse
         cos, sin = angles.cos(), angles.sin()
         if self.factors is not None:
             cos, sin = cos.mul_(self.factors), sin.mul_(self.factors)

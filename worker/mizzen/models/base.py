@@ -26,6 +26,7 @@ from mizzen.layers.rope import RotaryEmbedding
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.config import ModelConfig
 from mizzen.models.decoder_layer import DecoderLayer, make_layer
+from mizzen.models.image_rows import ImageRows
 from mizzen.models.pooling.output import PooledOutput
 
 if TYPE_CHECKING:
@@ -89,6 +90,9 @@ class DecoderModel:
         positions: torch.Tensor,
         attend: StepAttention,
         rows: torch.Tensor | None = None,
+        *,
+        rotary: torch.Tensor | None = None,
+        images: ImageRows | None = None,
     ) -> torch.Tensor:
         """Run the layers over a batch of tokens.
 
@@ -98,20 +102,25 @@ class DecoderModel:
             attend: Attention of this batch.
             rows: Indices (int64, at least one) of the tokens whose hidden states are needed; None if all are.
                 Other tokens are dropped as soon as the last layer has stored their keys and values.
+            rotary: Rotary positions of the tokens, int64 [tokens], or [3, tokens] for time, height and width;
+                None if they are `positions`.
+            images: Embeddings of images, which replace those of tokens after the embedding multiplier; None
+                for none. They have fewer parts than the model has layers.
 
         Returns:
             The residual stream [tokens or rows, hidden] in the model's dtype, not yet normalised.
         """
         context = ForwardContext(
-            angles=tuple(rotary.angles(positions) for rotary in self.rotaries),
+            angles=tuple(each.angles(positions if rotary is None else rotary) for each in self.rotaries),
             attend=attend,
             query_factors=self.query_factors(positions),
         )
-        residual, x = self.embedding(tokens), None
+        residual = self.embedding(tokens)
         if self.embedding_multiplier != 1:
             residual.mul_(self.embedding_multiplier)
-        for layer in self.layers[:-1]:
-            x, residual = layer(x, residual, context)
+        if images is not None:
+            residual.index_copy_(0, images.rows, images.split(self.config.hidden_size)[0])
+        x, residual = self.run_first_layers(residual, context, images)
         last = self.layers[-1]
         x, residual = last(x, residual, context, rows)
         if self.expert_load is not None:
@@ -119,6 +128,23 @@ class DecoderModel:
         if x is None:
             return residual
         return residual.add_(self.collectives.all_reduce(x) if last.partial_output else x)
+
+    def run_first_layers(
+        self, residual: torch.Tensor, context: ForwardContext, images: ImageRows | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Run all layers but the last; return the output and the residual stream, as layers do."""
+        x = None
+        layers = self.layers[:-1]
+        if images is not None:
+            parts = images.split(self.config.hidden_size)[1:]
+            for layer, part in zip(layers, parts, strict=False):
+                x, residual = layer(x, residual, context)
+                # x is added to the residual stream later, and the order of additions does not matter.
+                residual.index_add_(0, images.rows, part)
+            layers = layers[len(parts) :]
+        for layer in layers:
+            x, residual = layer(x, residual, context)
+        return x, residual
 
     def query_factors(self, positions: torch.Tensor) -> torch.Tensor | None:
         """Return factors [tokens, 1, 1] of queries at `positions` (int64 [tokens]); None if all are 1."""

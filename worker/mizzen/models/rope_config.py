@@ -47,10 +47,20 @@ class RopeConfig:
     interleaved: bool = False
     """Whether the checkpoint rotates element 2i with element 2i + 1, instead of element i with element
     i + rotary_dim / 2."""
+    sections: tuple[int, int, int] = (0, 0, 0)
+    """Numbers of pairs of elements that are rotated by the position in time, in height and in width (M-RoPE
+    of Qwen2-VL, arXiv 2409.12191); zeros for embeddings with one position for each token."""
+    sections_interleaved: bool = False
+    """Whether pairs of the three positions alternate (Qwen3-VL), instead of following each other."""
     short_divisors: tuple[float, ...] = ()
     """Longrope's divisor of each frequency for contexts within the original context."""
     long_divisors: tuple[float, ...] = ()
     """Longrope's divisor of each frequency for longer contexts."""
+
+    @property
+    def has_sections(self) -> bool:
+        """Whether tokens have three positions: time, height and width."""
+        return any(self.sections)
 
     @property
     def divisors(self) -> tuple[float, ...]:

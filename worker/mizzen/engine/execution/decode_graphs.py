@@ -152,7 +152,10 @@ class DecodeGraphs:
         plan = backend.plan_length_splits_on_device if backend else self.backend.plan_decode_on_device
         decode = plan(slots, batch.lengths, table)
         attend = StepAttention(self.kv, batch.slot_mapping, size, decode, None)
-        hidden = self.model.hidden(batch.tokens, batch.positions, attend)
+        rotary = None
+        if state.rotary_offsets is not None:
+            rotary = batch.positions + state.rotary_offsets.device.index_select(0, slots)
+        hidden = self.model.hidden(batch.tokens, batch.positions, attend, rotary=rotary)
         logits = self.model.logits(hidden, self.logits[:size])
         sample_and_advance(
             logits,

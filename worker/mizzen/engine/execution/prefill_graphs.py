@@ -322,6 +322,8 @@ class PrefillGraphs:
     def can_run(self, plan: StepPlan, layout: BatchLayout, pooled_rows: int = 0) -> bool:
         """Return whether a plan has prefill, and its tokens and rows fit the largest graph.
 
+        Graphs support neither images nor rotary positions that differ from the sequence positions.
+
         Args:
             plan: The plan.
             layout: Layout of its batch.
@@ -332,7 +334,8 @@ class PrefillGraphs:
         if self.pools:
             samples, other_rows = other_rows, samples
         fits = len(layout.slots) <= self.sizes[-1] and samples <= self.max_sequences
-        return bool(plan.prefill) and fits and not other_rows
+        special = layout.rotary is not None or layout.image_rows is not None
+        return bool(plan.prefill) and fits and not other_rows and not special
 
     def __call__(self, plan: StepPlan, layout: BatchLayout, pooled_rows: Int64 | None = None) -> torch.Tensor:
         """Replay the forward pass of a plan; its page writes and starts must already have been applied.

@@ -50,6 +50,7 @@ class SlotState:
         *,
         vocab: int = 0,
         ranks: Collectives = SINGLE_RANK,
+        has_rotary_offsets: bool = False,
     ) -> None:
         """Allocate state for `slots` slots with `columns` pages each.
 
@@ -60,6 +61,7 @@ class SlotState:
             scratch_page: Page of the scratch slot; None for no scratch slot.
             vocab: Vocabulary size; only penalties need it.
             ranks: Collectives of the tensor parallel ranks.
+            has_rotary_offsets: Whether rotary positions of decoded tokens may differ from their positions.
         """
         self.ranks = ranks
         table = np.zeros((slots, columns), np.int32)
@@ -80,6 +82,9 @@ class SlotState:
         sampling_arrays = (self.temperature, self.seed, self.top_k, self.top_p, self.min_p)
         self.sampling_tensors = SamplingTensors(*(column.device for column in sampling_arrays))
         self.logits_params = LogitsParamsTable(slots, vocab, upload)
+        self.rotary_offsets = MirroredArray(np.zeros(slots, np.int64), upload) if has_rotary_offsets else None
+        """Differences between the rotary and the sequence positions of decoded tokens, int64 [slots]; None
+        if all are 0."""
 
     def synced_last_tokens(self) -> torch.Tensor:
         """Return the last tokens, int64 [slots], after a broadcast from rank 0, the only rank that samples.
@@ -117,6 +122,21 @@ class SlotState:
         self.min_p.write((slots,), np.array([p.min_p for p in params], np.float32))
         self.seed.write((slots,), seeds)
         self.logits_params.start_slots(starts)
+        offsets = [start.rotary_offset for start in starts]
+        if self.rotary_offsets is not None:
+            self.rotary_offsets.write((slots,), np.array(offsets, np.int64))
+        elif any(offsets):
+            raise ValueError("the model has one rotary position for each token, and takes no offset of it")
+
+    def decode_rotary(self, slots: Int64, positions: Int64) -> Int64 | None:
+        """Return the rotary positions of decodes at `positions` of `slots`, int64 [n] each.
+
+        None if all are equal to the sequence positions.
+        """
+        if self.rotary_offsets is None:
+            return None
+        offsets = self.rotary_offsets.host[slots]
+        return positions + offsets if offsets.any() else None
 
     def slot_mapping(self, slots: Int64, positions: Int64, page_size: int) -> Int64:
         """Return the KV cache index of each (slot, position) pair, int64 [n]: page * page_size + offset."""

@@ -18,6 +18,7 @@ from mizzen.attention.base import DecodeRows, MixedAttention, QueryChunk
 from mizzen.core.request import Int64
 from mizzen.core.step_plan import StepPlan
 from mizzen.engine.execution.forward_batch import BatchLayout
+from mizzen.engine.execution.image_store import ImageStore
 from mizzen.engine.execution.prefill_graphs import PrefillGraphs
 from mizzen.engine.execution.slot_state import SlotState
 from mizzen.engine.prompt_outputs import PromptOutputRows, PromptOutputs
@@ -45,6 +46,10 @@ class Executor(Protocol):
         """Enqueue the step of a plan."""
         ...
 
+    def update_images(self, plan: StepPlan) -> None:
+        """Drop and compute the embeddings of images; `__call__` does it too."""
+        ...
+
     def defer_grammar_update(self, plan: StepPlan, tokens: Callable[[], NDArray[Any]]) -> None:
         """Register a launched step, so that grammars advance by its tokens once they are known."""
         ...
@@ -64,6 +69,7 @@ class StepExecutor:
         upload: Uploader,
         *,
         fused: bool = False,
+        images: ImageStore | None = None,
     ) -> None:
         self.model = model
         self.fused = fused
@@ -73,6 +79,8 @@ class StepExecutor:
         self.prompt_outputs = PromptOutputs(model, upload)
         self.prefill_graphs: PrefillGraphs | None = None
         """Graphs that replace the eager forward pass of plans that fit."""
+        self.images = images
+        """Embeddings of images; None for a model that takes no images."""
 
     def __call__(self, plan: StepPlan) -> StepResult:
         """Enqueue the step of a plan: update the slot state, run the model, sample."""
@@ -81,6 +89,7 @@ class StepExecutor:
         if plan.starts:
             state.start_slots(plan.starts)
             self.prompt_outputs.start_slots(plan.starts)
+        self.update_images(plan)
         layout = BatchLayout.from_plan(plan, state)
         samples = len(layout.sample_slots)
         if not len(layout.slots):
@@ -98,6 +107,22 @@ class StepExecutor:
         if sampled.logprobs is not None:
             side_outputs = (side_outputs or DeviceSideOutputs()).with_logprobs(sampled.logprobs)
         return StepResult(sampled.tokens, side_outputs)
+
+    def update_images(self, plan: StepPlan) -> None:
+        """Drop and compute embeddings of images as a plan says; a collective call if it encodes images."""
+        if plan.dropped_images or plan.encodings:
+            self.image_store.update(plan)
+
+    @property
+    def image_store(self) -> ImageStore:
+        """The store of embeddings of images.
+
+        Raises:
+            ValueError: The model takes no images.
+        """
+        if self.images is None:
+            raise ValueError(f"{self.model.config.architecture} is served without images")
+        return self.images
 
     def run_model(self, plan: StepPlan, layout: BatchLayout) -> tuple[torch.Tensor, DeviceSideOutputs | None]:
         """Run the model over the batch of a plan, as the replay of a graph if possible.
@@ -179,4 +204,13 @@ class StepExecutor:
         tokens = (state.synced_last_tokens() if count else state.last_tokens)[slots[:count]]
         if chunks:
             tokens = torch.cat((tokens, upload(layout.chunk_tokens)))
-        return self.model.hidden(tokens, positions, self.attention.plan(slot_mapping, decodes, chunks), rows)
+        return self.model.hidden(
+            tokens,
+            positions,
+            self.attention.plan(slot_mapping, decodes, chunks),
+            rows,
+            rotary=None if layout.rotary is None else upload(layout.rotary),
+            images=None
+            if layout.image_rows is None
+            else self.image_store.gather_rows(plan, layout.image_rows),
+        )

@@ -13,12 +13,12 @@ import numpy as np
 from mizzen.core.request import Int32
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.core.step_plan import PrefillChunk, StepPlan, StepTokens
+from mizzen.engine.simulated.images import PlanViolation, SimulatedImages
 from mizzen.engine.simulated.scripts import Script, ScriptContext
 from mizzen.engine.simulated.side_outputs import SimulatedSideOutputs
 
-
-class PlanViolation(RuntimeError):
-    """A plan violates a rule of `mizzen.core.step_plan`; the message names the rule."""
+UNWRITTEN = np.iinfo(np.int32).min
+"""Content of KV that no step has written; token ids are larger, and those of images negative."""
 
 
 class SimulatedDevice:
@@ -34,6 +34,7 @@ class SimulatedDevice:
         script: Script,
         vocab_size: int = 1 << 17,
         labels: int = 0,
+        image_capacity: int = 0,
     ) -> None:
         """Allocate the state of a device.
 
@@ -45,12 +46,15 @@ class SimulatedDevice:
             script: Chooses the sampled tokens.
             vocab_size: Size of the vocabulary; only log probabilities and end bans need it.
             labels: Number of labels of a classifier; 0 for other models.
+            image_capacity: Number of embeddings of images that the device keeps.
         """
         self._side_outputs = SimulatedSideOutputs(vocab_size, labels)
         self._page_size = page_size
         self._script = script
         self._table: Int32 = np.full((slots, -(-context_length // page_size)), -1, np.int32)
-        self._kv_tokens: Int32 = np.full((pages, page_size), -1, np.int32)
+        self._kv_tokens: Int32 = np.full((pages, page_size), UNWRITTEN, np.int32)
+        self._vocab_size = vocab_size
+        self._images = SimulatedImages(image_capacity)
         self._lengths: Int32 = np.zeros(slots, np.int32)
         self._last: Int32 = np.full(slots, -1, np.int32)
         self._prompts: Int32 = np.zeros(slots, np.int32)
@@ -78,6 +82,7 @@ class SimulatedDevice:
             self._started[start.slot] = (start.sampling, start.seed)
             self._side_outputs.start_slot(start.slot, start.sampling, start.options)
             self._decoding.discard(start.slot)
+        self._images.update(plan)
         # A step must only read what previous steps have written, so read everything before the first write.
         runs = [self._decode_run(plan, slot) for slot in plan.decode.tolist()]
         runs += [self._chunk_run(plan, chunk) for chunk in plan.prefill]
@@ -105,7 +110,7 @@ class SimulatedDevice:
                 "but its version suggests the opposite"
             )
         slots = [*plan.decode.tolist(), *(chunk.slot for chunk in plan.prefill)]
-        if not slots:
+        if not slots and not plan.encodings:
             raise PlanViolation(f"step {plan.step} runs nothing")
         if len(set(slots)) < len(slots):
             raise PlanViolation(f"step {plan.step} runs a slot twice")
@@ -126,13 +131,14 @@ class SimulatedDevice:
                 f"step {plan.step}: a chunk of {len(chunk.tokens)} tokens from position {chunk.start} of "
                 f"slot {slot}, whose length is {length}"
             )
+        self._images.check_chunk(plan, chunk)
         return slot, self._read(plan, slot, length), chunk.tokens, chunk.samples
 
     def _read(self, plan: StepPlan, slot: int, length: int) -> Int32:
         """Read the tokens at positions 0..length-1 of a slot through the page table, int32 [length]."""
         pages = self._table[slot, : -(-length // self._page_size)]
         tokens = self._kv_tokens[pages].reshape(-1)[:length]
-        if len(tokens) and (pages.min() < 0 or tokens.min() < 0):
+        if len(tokens) and (pages.min() < 0 or tokens.min() == UNWRITTEN):
             raise PlanViolation(f"step {plan.step}: slot {slot} reads KV that no step has written")
         return tokens
 
@@ -153,6 +159,7 @@ class SimulatedDevice:
             self._prompts[slot] += len(tokens)
         prompt_tokens = int(self._prompts[slot])
         token = self._script(ScriptContext(tokens, prompt_tokens, sampling, seed))
+        token = token if token >= 0 else ~token % self._vocab_size  # the script repeats a token of an image
         token = self._side_outputs.avoid_early_end(slot, token, len(tokens) - prompt_tokens)
         self._last[slot] = token
         return token

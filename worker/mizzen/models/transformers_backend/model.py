@@ -18,6 +18,7 @@ from mizzen.layers.context import BuildContext
 from mizzen.layers.linear_methods.base import GateActivation, LinearMethod, without_prefill_fusion
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.config import ModelConfig
+from mizzen.models.image_rows import ImageRows
 from mizzen.models.pooling.output import PooledOutput
 from mizzen.models.transformers_backend import attention
 from mizzen.models.transformers_backend.deferred_add import DeferredAdds
@@ -139,12 +140,20 @@ class TransformersModel:
         positions: torch.Tensor,
         attend: StepAttention,
         rows: torch.Tensor | None = None,
+        *,
+        rotary: torch.Tensor | None = None,
+        images: ImageRows | None = None,
     ) -> torch.Tensor:
         """Run the decoder over a batch of tokens; the arguments are those of `DecoderModel.hidden`.
 
         Returns:
             The decoder's normalised output [tokens or rows, hidden].
+
+        Raises:
+            ValueError: `rotary` or `images` are given, which only native models support.
         """
+        if rotary is not None or images is not None:
+            raise ValueError(f"{self.config.architecture} runs in Transformers, where it takes no images")
         self.step.begin(attend)
         try:
             out = self.base(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
