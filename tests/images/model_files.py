@@ -7,6 +7,9 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from mizzen.images.rules import read_image_rules
 from mizzen.images.types import ImageRules
 
@@ -25,6 +28,8 @@ QWEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 """Fields of config.json and preprocessor_config.json by model type."""
+CLIP: dict[str, Any] = {"model_type": "clip_vision_model", "image_size": 336, "patch_size": 14}
+SIGLIP: dict[str, Any] = {"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 14}
 
 
 def make_rules(
@@ -57,3 +62,9 @@ def image_sizes(count: int, largest: int = 2000) -> Iterator[tuple[int, int]]:
     source = random.Random(1)
     for _ in range(count):
         yield source.randint(1, largest), source.randint(1, largest)
+
+
+def random_image(width: int, height: int) -> Image.Image:
+    """Return an image of random colors in RGB."""
+    source = np.random.default_rng(width * 10_000 + height)
+    return Image.fromarray(source.integers(0, 256, (height, width, 3), dtype=np.uint8))

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
 from mizzen.core.request import Int32
-from mizzen.images.qwen import find_token_text, require_aspect_ratio
-from mizzen.images.settings import BICUBIC, CLIP_DEVIATION, CLIP_MEAN, ImageSettings
-from mizzen.images.types import ImageDrawing, ImageGeometry, InvalidImage, PixelLimits, PixelNormalization
+from mizzen.images.limits import refuse_limits, require_aspect_ratio
+from mizzen.images.settings import BICUBIC, CLIP_DEVIATION, CLIP_MEAN, ImageSettings, find_token_text
+from mizzen.images.types import ImageDrawing, ImageGeometry, PixelLimits, PixelNormalization
 
 IMAGE_TOKEN_INDEX = 32000
 """Default of the placeholder's token id."""
@@ -101,19 +101,6 @@ class LlavaImageRules:
         return repr(self).encode()
 
 
-def refuse_limits(limits: PixelLimits | None, reason: str) -> None:
-    """Check that a request sets no limits of pixels.
-
-    Raises:
-        InvalidImage: it sets some; the message names them and gives the `reason`.
-    """
-    if limits is None:
-        return
-    for field in fields(limits):
-        if getattr(limits, field.name) is not None:
-            raise InvalidImage(f"{field.name} cannot be set: this model {reason}")
-
-
 def read_llava_rules(
     config: ImageSettings, preprocessor: ImageSettings, tokens: Mapping[str, int]
 ) -> LlavaImageRules | None:
@@ -183,18 +170,12 @@ def _read_resizing(preprocessor: ImageSettings, image_size: int) -> SquareResizi
     size = preprocessor.edges("size", {"shortest_edge": image_size} if crops else square)
     if not preprocessor.flag("do_resize", True):
         raise preprocessor.error("do_resize", "must be true")
-    shortest = size.get("shortest_edge")
     if crops and preprocessor.edges("crop_size", square) != square:
         raise preprocessor.error("crop_size", f"must be the image_size of the vision encoder, {image_size}")
-    if not crops and size != square:
-        raise preprocessor.error("size", f"must be the image_size of the vision encoder, {image_size}")
-    if crops and (size if shortest is None else {"shortest_edge": shortest}) not in (
-        {"shortest_edge": shortest},
-        square,
-    ):
-        raise preprocessor.error("size", f"must have a shortest_edge, or a height and width of {image_size}")
+    if size != square and not (crops and size.keys() == {"shortest_edge"}):
+        raise preprocessor.error("size", f"must have a height and width of {image_size}, or a shortest_edge")
     color = None
     if preprocessor.flag("do_pad", False):
         mean = preprocessor.channels("image_mean", CLIP_MEAN)
         color = int(mean[0] * 255), int(mean[1] * 255), int(mean[2] * 255)
-    return SquareResizing(shortest, preprocessor.integer("resample", BICUBIC), color)
+    return SquareResizing(size.get("shortest_edge"), preprocessor.integer("resample", BICUBIC), color)

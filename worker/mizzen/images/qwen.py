@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from mizzen.core.request import Int32
-from mizzen.images.settings import BICUBIC, ImageSettings
+from mizzen.images.limits import require_aspect_ratio
+from mizzen.images.settings import BICUBIC, ImageSettings, find_token_text
 from mizzen.images.types import ImageDrawing, ImageGeometry, InvalidImage, PixelLimits, PixelNormalization
 
 PATCH_SIZES = {"qwen2_vl": 14, "qwen2_5_vl": 14, "qwen3_vl": 16, "qwen3_vl_moe": 16}
 """Default of the patch size by model type."""
-MAX_ASPECT_RATIO = 200
 _IMAGE_PAD_ID = 151655
 _MIN_PIXELS = 56 * 56
 _MAX_PIXELS = 28 * 28 * 1280
@@ -103,21 +103,6 @@ def fit_pixels(width: int, height: int, factor: int, min_pixels: int, max_pixels
     return new_width, new_height
 
 
-def require_aspect_ratio(width: int, height: int) -> None:
-    """Check that an image has pixels and is not too narrow.
-
-    Raises:
-        InvalidImage: it has none, or one edge is over `MAX_ASPECT_RATIO` times as long as the other.
-    """
-    if min(width, height) < 1:
-        raise InvalidImage(f"the image has {width} x {height} pixels: width and height must be at least 1")
-    if max(width, height) / min(width, height) > MAX_ASPECT_RATIO:
-        raise InvalidImage(
-            f"the image has {width} x {height} pixels: its longer edge must be at most {MAX_ASPECT_RATIO} "
-            "times as long as the shorter one"
-        )
-
-
 def read_qwen_rules(
     config: ImageSettings, preprocessor: ImageSettings, tokens: Mapping[str, int], model_type: str
 ) -> QwenImageRules:
@@ -154,10 +139,3 @@ def _read_bounds(preprocessor: ImageSettings) -> tuple[int, int]:
     if lower > upper:
         raise preprocessor.error("min_pixels", f"must not be larger than max_pixels, {upper}")
     return lower, upper
-
-
-def find_token_text(tokens: Mapping[str, int], token_id: int, default: str) -> str:
-    """Return the text of an added token; `default` if `tokens` lacks the token or gives it this text."""
-    if tokens.get(default) == token_id:
-        return default
-    return next((text for text, number in tokens.items() if number == token_id), default)

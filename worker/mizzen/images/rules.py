@@ -10,6 +10,8 @@ from typing import Any
 
 from mizzen.images import qwen
 from mizzen.images.llava import read_llava_rules
+from mizzen.images.llava_next import read_llava_next_rules
+from mizzen.images.pixtral import read_pixtral_rules
 from mizzen.images.settings import ImageSettings
 from mizzen.images.types import ImageRules
 
@@ -42,7 +44,11 @@ def read_image_rules(
     if model_type in qwen.PATCH_SIZES:
         return qwen.read_qwen_rules(model, processor, tokens, model_type)
     if model_type == "llava":
-        return read_llava_rules(model, processor, tokens)
+        return read_llava_rules(model, processor, tokens) or read_pixtral_rules(model, processor, tokens, 1)
+    if model_type == "llava_next":
+        return read_llava_next_rules(model, processor, tokens)
+    if model_type == "mistral3":
+        return read_pixtral_rules(model, processor, tokens, 2)
     return None
 
 

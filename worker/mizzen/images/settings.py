@@ -85,6 +85,21 @@ class ImageSettings:
             raise self.error(name, "must be an object with positive integers")
         return edges
 
+    def pairs(self, name: str, default: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        """Read a list of pairs of positive integers, which must not be empty."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        pairs = value if isinstance(value, list | tuple) else ()
+        if not pairs or not all(
+            isinstance(pair, list | tuple)
+            and len(pair) == 2
+            and all(type(edge) is int and edge > 0 for edge in pair)
+            for pair in pairs
+        ):
+            raise self.error(name, "must be pairs of positive integers")
+        return tuple((pair[0], pair[1]) for pair in pairs)
+
     def channels(self, name: str, default: tuple[float, float, float]) -> tuple[float, float, float]:
         """Read three numbers, one for each channel; a single number counts for all channels."""
         value = self._values.get(name)
@@ -113,3 +128,10 @@ class ImageSettings:
         if min(deviation) <= 0:
             raise self.error("image_std", "must be positive")
         return PixelNormalization(float(scale) if self.flag("do_rescale", True) else 1.0, mean, deviation)
+
+
+def find_token_text(tokens: Mapping[str, int], token_id: int, default: str) -> str:
+    """Return the text of an added token; `default` if `tokens` lacks the token or gives it this text."""
+    if tokens.get(default) == token_id:
+        return default
+    return next((text for text, number in tokens.items() if number == token_id), default)

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the sizes of images and of the limits that requests set."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from mizzen.images.types import InvalidImage, PixelLimits
+
+MAX_ASPECT_RATIO = 200
+
+
+def require_aspect_ratio(width: int, height: int, largest: float = MAX_ASPECT_RATIO) -> None:
+    """Check that an image has pixels and is not too narrow.
+
+    Raises:
+        InvalidImage: it has none, or one edge is over `largest` times as long as the other.
+    """
+    if min(width, height) < 1:
+        raise InvalidImage(f"the image has {width} x {height} pixels: width and height must be at least 1")
+    if max(width, height) / min(width, height) > largest:
+        raise InvalidImage(
+            f"the image has {width} x {height} pixels: its longer edge must be at most {largest:g} "
+            "times as long as the shorter one"
+        )
+
+
+def refuse_limits(limits: PixelLimits | None, reason: str) -> None:
+    """Check that a request sets no limits of pixels.
+
+    Raises:
+        InvalidImage: it sets some; the message names them and gives the `reason`.
+    """
+    if limits is None:
+        return
+    for field in fields(limits):
+        if getattr(limits, field.name) is not None:
+            raise InvalidImage(f"{field.name} cannot be set: this model {reason}")
