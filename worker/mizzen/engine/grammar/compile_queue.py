@@ -52,6 +52,10 @@ class CompileQueue(Generic[T]):
         self.remove(item)
         return tenant, item
 
+    def items(self) -> list[T]:
+        """Return all waiting items; those of a tenant are in order, and an item may be repeated."""
+        return [item for tenant in self._tenants.values() for item in tenant.items]
+
     def remove(self, item: T) -> None:
         """Remove an item from the queues of all tenants."""
         for tenant in self._tenants.values():

@@ -12,7 +12,6 @@ there is one, an error; then it exits.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import resource
@@ -21,6 +20,7 @@ import socket
 import sys
 from typing import Any
 
+from mizzen.common.parent_death import set_parent_death_signal
 from mizzen.core.sampling_params import Grammar, GrammarKind
 from mizzen.engine.grammar.errors import GrammarError
 from mizzen.engine.grammar.limits import SPARE_SECONDS, GrammarLimits
@@ -28,8 +28,6 @@ from mizzen.engine.grammar.xgrammar_import import import_xgrammar_without_torch
 
 READY = b"r"
 """First message of the process: the vocabulary is loaded."""
-PR_SET_PDEATHSIG = 1
-"""Option of prctl(2) that sets the signal which this process receives when its parent dies."""
 
 
 def apply_limits(limits: GrammarLimits, parent: int) -> None:
@@ -38,10 +36,8 @@ def apply_limits(limits: GrammarLimits, parent: int) -> None:
         signal.signal(number, signal.SIG_DFL)  # ends the process, even in native code
     set_timers(limits.compile_seconds, limits)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    set_parent_death_signal(parent)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent died before prctl
-            os._exit(1)
         with open("/proc/self/statm") as file:
             used_bytes = int(file.read().split()[0]) * resource.getpagesize()
         limit_bytes = used_bytes + limits.compile_bytes

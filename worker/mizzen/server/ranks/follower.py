@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mizzen.common.json_log import set_up_logging
+from mizzen.common.parent_death import set_parent_death_signal
 from mizzen.engine.config import EngineOptions
 from mizzen.server.metric_catalogue import Phase
 from mizzen.server.ranks.heartbeat import HeartbeatWriter
 from mizzen.server.ranks.links import RankLinks
-from mizzen.server.ranks.parent_death import set_parent_death_signal
 from mizzen.server.ranks.phases import PhaseStatus
 from mizzen.server.status_block import StatusWriter
 from mizzen.wire.curve_keys import find_pair

@@ -22,7 +22,7 @@ from mizzen.server.metric_catalogue import Phase
 from mizzen.server.ranks.heartbeat import HeartbeatReader, HeartbeatWriter
 from mizzen.server.ranks.launch_guard import LaunchGuard, arm_exit_alarm
 from mizzen.server.ranks.links import create_rank_links
-from mizzen.server.ranks.parent_death import SpawnThread
+from mizzen.server.ranks.spawn_thread import SpawnThread
 from mizzen.server.ranks.stall_detector import StallDetector
 from mizzen.server.status_block import StatusReader
 from mizzen.wire.ranks.plan_ring import RingWriter

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import NoReturn, Protocol, TypeVar
 
 from mizzen.common.json_log import set_up_logging
+from mizzen.common.parent_death import set_parent_death_signal
 from mizzen.server.config import EngineConfig
 from mizzen.server.engine_api import EngineProtocol
 from mizzen.server.metric_catalogue import Phase
 from mizzen.server.model_files import read_model_files, tokenizer_hash
 from mizzen.server.ranks.heartbeat import HeartbeatWriter
 from mizzen.server.ranks.links import RankLinks
-from mizzen.server.ranks.parent_death import set_parent_death_signal
 from mizzen.server.ranks.plan_channel import open_plan_channel
 from mizzen.server.ranks.rank_status import RankStatus
 from mizzen.server.serving_loop import ServingLoop, SupervisorGone

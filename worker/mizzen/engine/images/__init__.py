@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images of prompts in the engine: decoding in confined processes outside the engine's loop."""

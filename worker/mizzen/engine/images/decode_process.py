@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's side of a process that decodes images.
+
+`DecodePool` uses it from its thread. `mizzen.engine.images.decode_worker` is the process.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from typing import TypeVar
+
+import msgspec
+
+from mizzen.core.images.types import Pixels
+from mizzen.engine.images.buffers import create_pixel_memory, map_pixels, share_content
+from mizzen.engine.images.messages import MESSAGE_BYTES, DecodeReady, DecodeReply
+from mizzen.engine.images.options import DecoderOptions
+from mizzen.engine.images.tasks import DecodeTask
+
+KEPT_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
+"""Environment variables that the process inherits, because Python may need them to find its modules."""
+SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+MessageT = TypeVar("MessageT", DecodeReady, DecodeReply)
+EXIT_SECONDS = 1.0
+"""Time to wait for a killed process, in seconds."""
+
+
+class ProcessEnded(Exception):
+    """The process has ended, or has sent something other than a reply."""
+
+
+class DecodeProcess:
+    """A process that decodes one image at a time by one model's rules; used from one thread."""
+
+    def __init__(self, rules: bytes, options: DecoderOptions) -> None:
+        """Start the process without waiting for it.
+
+        Args:
+            rules: Pickled rules of the model.
+            options: Limits.
+
+        Raises:
+            OSError: the process cannot be started.
+        """
+        self.rules = rules
+        self.ready: DecodeReady | None = None
+        """Message that ended the start of the process; None while it is starting."""
+        self.task: DecodeTask | None = None
+        """Image that is being decoded."""
+        self.deadline = time.monotonic() + options.start_seconds
+        """Time of `time.monotonic` at which the start or the current image has taken too long."""
+        self.task_start = 0.0
+        """Time of `time.monotonic` at which the current image was sent."""
+        self._pixel_file = -1
+        self._options = options
+        self.control, worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.setblocking(False)
+        with worker_end:
+            words = ["--fd", str(worker_end.fileno()), "--parent", str(os.getpid())]
+            words += ["--memory-bytes", str(options.memory_bytes)]
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "mizzen.engine.images.decode_worker", *words],
+                    pass_fds=(worker_end.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env=_environment(),
+                )
+            except BaseException:
+                self.control.close()
+                raise
+        self.process_id = self._process.pid
+        self.control.send(rules)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the process can receive an image."""
+        return self.ready is not None and self.task is None
+
+    def send(self, task: DecodeTask) -> None:
+        """Let the idle process decode an image.
+
+        Raises:
+            ProcessEnded: the process ended before; the image has not been read.
+            OSError: there is no memory for the image.
+        """
+        content_file = share_content(task.content)
+        try:
+            self._pixel_file = create_pixel_memory(task.job.pixel_bytes)
+            message = msgspec.json.encode(task.job)
+            socket.send_fds(self.control, [message], [content_file, self._pixel_file])
+        except (BrokenPipeError, ConnectionResetError):
+            raise ProcessEnded from None
+        finally:
+            os.close(content_file)
+        self.task = task
+        self.task_start = time.monotonic()
+        self.deadline = self.task_start + self._options.image_seconds
+
+    def receive_ready(self) -> DecodeReady | None:
+        """Return the message that ends the start of the process, or None while it is starting.
+
+        Raises:
+            ProcessEnded: the process has ended or cannot work; the error contains the reason.
+        """
+        message = self._receive()
+        if message is None:
+            return None
+        ready = _decode(message, DecodeReady)
+        if ready.fault:
+            raise ProcessEnded(ready.fault)
+        self.ready = ready
+        return ready
+
+    def receive_pixels(self) -> tuple[Pixels | None, str] | None:
+        """Return the pixels of the current image or an error message, or None if the image is not finished.
+
+        The process is idle afterwards.
+
+        Raises:
+            ProcessEnded: the process has ended.
+        """
+        message = self._receive()
+        task = self.task
+        if message is None:
+            return None
+        if task is None:
+            raise ProcessEnded("sent a reply without a job")
+        reply = _decode(message, DecodeReply)
+        pixels = None
+        if not reply.error:
+            pixels = map_pixels(self._pixel_file, task.job.shape, writable=False)
+        self._finish_task()
+        return pixels, reply.error
+
+    def kill(self) -> None:
+        """Kill the process, and wait for a short time until it has ended."""
+        self.control.close()
+        self._process.kill()
+        try:
+            self._process.wait(EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            pass  # the kernel ends it later
+        self._finish_task()
+
+    def _finish_task(self) -> None:
+        self.task = None
+        if self._pixel_file >= 0:
+            os.close(self._pixel_file)
+            self._pixel_file = -1
+
+    def _receive(self) -> bytes | None:
+        try:
+            message = self.control.recv(MESSAGE_BYTES)
+        except BlockingIOError:
+            return None
+        except ConnectionError:
+            raise ProcessEnded("ended") from None
+        if not message:
+            raise ProcessEnded("ended")
+        return message
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of the process, which contains no secrets of the engine."""
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    return {**kept, **SINGLE_THREADED, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _decode(message: bytes, kind: type[MessageT]) -> MessageT:
+    try:
+        return msgspec.json.decode(message, type=kind)
+    except msgspec.MsgspecError:
+        raise ProcessEnded("sent an unknown message") from None

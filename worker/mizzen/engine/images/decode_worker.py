@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that decodes images.
+
+    python -P -m mizzen.engine.images.decode_worker --fd N --parent PID --memory-bytes N
+
+`mizzen.engine.images.decode_process` starts this process. It imports Pillow and the rules of the model, gives
+up all rights that decoding does not need, and only then receives images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import signal
+import socket
+
+import msgspec
+import numpy as np
+
+from mizzen.common.parent_death import set_parent_death_signal
+from mizzen.engine.images.buffers import map_pixels, read_content
+from mizzen.engine.images.messages import MESSAGE_BYTES, DecodeJob, DecodeReady, DecodeReply
+from mizzen.engine.images.sandbox import limit_resources, prefer_in_memory_shortage, restrict_system_calls
+from mizzen.images.decode import decode_image, preload_decoders
+from mizzen.images.types import ImageRules, InvalidImage, PixelLimits
+
+
+def prepare(control: socket.socket, memory_bytes: int) -> ImageRules:
+    """Read the rules of the model, confine this process, and report that it is ready."""
+    try:
+        rules: ImageRules = pickle.loads(control.recv(MESSAGE_BYTES))
+        preload_decoders()
+        prefer_in_memory_shortage()
+        limit_resources(memory_bytes)
+        confined = restrict_system_calls()
+    except Exception as error:
+        control.sendall(msgspec.json.encode(DecodeReady(fault=type(error).__name__)))
+        raise
+    control.sendall(msgspec.json.encode(DecodeReady(confined)))
+    return rules
+
+
+def serve(control: socket.socket, rules: ImageRules) -> None:
+    """Decode images until the engine closes its end of `control`."""
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 2)
+        if not message:
+            return
+        job = msgspec.json.decode(message, type=DecodeJob)
+        content_file, pixel_file = descriptors
+        try:
+            write_pixels(job, rules, content_file, pixel_file)
+            reply = DecodeReply()
+        except InvalidImage as error:
+            reply = DecodeReply(str(error))
+        finally:
+            os.close(content_file)
+            os.close(pixel_file)
+        control.sendall(msgspec.json.encode(reply))
+
+
+def write_pixels(job: DecodeJob, rules: ImageRules, content_file: int, pixel_file: int) -> None:
+    """Decode the image in `content_file`, and write its pixels to `pixel_file`.
+
+    Raises:
+        InvalidImage: the image cannot be decoded.
+    """
+    limits = PixelLimits(job.min_pixels, job.max_pixels)
+    content = read_content(content_file, job.content_bytes)
+    pixels = decode_image(content, rules, job.header_size, limits)
+    np.copyto(map_pixels(pixel_file, job.shape, writable=True), pixels, casting="no")
+
+
+def main() -> None:
+    """Run the process."""
+    parser = argparse.ArgumentParser(description="decodes images; started by the engine")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--memory-bytes", type=int, required=True)
+    args = parser.parse_args()
+    set_parent_death_signal(args.parent)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # The engine receives these signals too, and stops this process itself.
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(5)
+    with socket.socket(fileno=args.fd) as control:
+        try:
+            serve(control, prepare(control, args.memory_bytes))
+        except ConnectionError:
+            pass  # the engine is gone
+
+
+if __name__ == "__main__":
+    main()
