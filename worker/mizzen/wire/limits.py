@@ -24,6 +24,14 @@ class WireLimits:
     """Maximum number of file parts queued in ZMQ for one gateway; requests for more parts wait unanswered."""
     parts_per_receive: int = 2
     """Maximum number of file parts sent between two steps, to all gateways together."""
+    image_bytes: int = 256 * 1024 * 1024
+    """Maximum size of all images that were requested from gateways and have not arrived completely."""
+    gateway_image_bytes: int = 64 * 1024 * 1024
+    """The same for the images of one gateway; requests for further images wait."""
+    image_seconds: float = 30.0
+    """Maximum time until the next part of a requested image arrives."""
+    bytes_per_receive: int = 4 * 1024 * 1024
+    """Number of bytes read between two steps, per listening socket, after which further frames wait."""
     retry_after_seconds: float = 1.0
     """Delay after which a gateway may retry a request that was rejected because the queue is full."""
     heartbeat_seconds: float = 1.0

@@ -49,8 +49,20 @@ version 3, `Hello` names a range of versions."""
 OLDEST_PROTOCOL = PROTOCOL - 1
 """Oldest version that this release speaks: that of the release before."""
 
+IMAGES_PROTOCOL = 3
+"""Oldest version with images in requests."""
+
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 FILE_PART_BYTES = 4 * 1024 * 1024
+IMAGE_PART_BYTES = 512 * 1024
+"""Size of the parts in which gateways send images. They are smaller than `FILE_PART_BYTES`, because frames of
+other requests wait behind a part while it is encrypted and sent."""
+MAX_IMAGES = 256
+"""Maximum number of images of a request."""
+MAX_IMAGE_BYTES = 32 * 1024 * 1024
+"""Maximum size of an image file."""
+MAX_REQUEST_IMAGE_BYTES = 256 * 1024 * 1024
+"""Maximum size of all image files of a request together."""
 MAX_GRAMMAR_BYTES = 512 * 1024
 """Maximum size of the text of `Sampling.grammar`. The engine derives its maximum frame size from it; a longer
 frame ends the connection."""

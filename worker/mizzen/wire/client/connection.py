@@ -107,10 +107,26 @@ class EngineConnection:
             EngineOverloaded: the socket's queue is full.
             StreamLost: the connection has ended.
         """
+        self._send_frame(encode(message))
+
+    def send_tracked(self, message: WireMessage) -> zmq.MessageTracker:
+        """Put a large message into the socket's queue without waiting or copying.
+
+        Return a tracker, which is done once the message has been sent, or dropped with the connection.
+
+        Raises:
+            EngineOverloaded: the socket's queue is full.
+            StreamLost: the connection has ended.
+        """
+        frame = zmq.Frame(encode(message), track=True, copy=False)
+        self._send_frame(frame)
+        return frame.tracker
+
+    def _send_frame(self, frame: bytes | zmq.Frame) -> None:
         if self._socket is None:
             raise StreamLost("connection", f"not connected to {self._endpoint}")
         try:
-            self._socket.send(encode(message), zmq.NOBLOCK)
+            self._socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             raise EngineOverloaded(f"{self._endpoint} does not accept frames") from None
         except zmq.ZMQError as error:

@@ -21,22 +21,23 @@ from numpy.typing import NDArray
 from mizzen.wire.client.connection import EngineConnection
 from mizzen.wire.client.file_download import FileDownloads
 from mizzen.wire.client.handles import RequestHandles
+from mizzen.wire.client.image_upload import ImageUploadCounts, ImageUploads, SentImage
 from mizzen.wire.client.key_offers import KeyOffer
-from mizzen.wire.client.stream import EmbedReply, EngineOverloaded, EngineStream, StreamLost
+from mizzen.wire.client.stream import EmbedReply, EngineStream, StreamLost
 from mizzen.wire.codec import MalformedFrame
 from mizzen.wire.curve_keys import WireKeys
 from mizzen.wire.endpoint import require_safe
 from mizzen.wire.messages import (
-    FILE_PART_BYTES,
     OLDEST_PROTOCOL,
     PROTOCOL,
     Blocks,
     Embed,
     Embedding,
-    FetchFile,
     File,
     Generate,
     Hello,
+    ImageContent,
+    NeedImages,
     Outputs,
     RefusalCode,
     Refused,
@@ -117,6 +118,9 @@ class EngineLink:
         self._connection: EngineConnection | None = None
         self._files = FileDownloads(endpoint, self._send, 4 * timeout_seconds)
         self._handles = RequestHandles(self._send)
+        self.image_counts = ImageUploadCounts()
+        """Counters of the images sent to the engine since the client was created."""
+        self._images = ImageUploads(self._send_tracked, self.image_counts)
         self._blocks_next: int | None = None
 
     @property
@@ -129,6 +133,11 @@ class EngineLink:
     def protocol(self) -> int:
         """Version of the wire protocol that the connection uses; 0 while disconnected."""
         return 0 if self.welcome is None else self.welcome.protocol
+
+    @property
+    def accepts_images(self) -> bool:
+        """Whether requests for the engine may have images; False while disconnected."""
+        return self.welcome is not None and self.welcome.images
 
     @property
     def own_pooling(self) -> str:
@@ -146,13 +155,7 @@ class EngineLink:
 
     def ping(self) -> None:
         """Probe the engine by requesting a small part of a file; if it is alive, it answers."""
-        files = self.welcome.files if self.welcome else {}
-        if files:
-            name = min(files, key=lambda file: files[file] % FILE_PART_BYTES)
-            try:
-                self._send(FetchFile(name, files[name] // FILE_PART_BYTES * FILE_PART_BYTES))
-            except (EngineOverloaded, StreamLost):
-                return  # the engine stays silent, which the caller detects
+        self._files.ping(self.welcome.files if self.welcome else {})
 
     def give_up(self, lost: StreamLost) -> None:
         """Abort all unfinished requests in the engine, and fail them with `lost`."""
@@ -211,18 +214,21 @@ class EngineLink:
         generated: int = 0,
         tenant: int = 0,
         traceparent: str = "",
+        images: Sequence[SentImage] = (),
     ) -> EngineStream:
         """Send a request (`prompt`: int32 token ids) without waiting, and return its output stream.
 
         The last `generated` tokens of the prompt are output that another engine generated before it was lost:
         limits, penalties and grammar treat them as output, so `Sampling.max_tokens` must stay the limit of
         the original request. `traceparent` is the W3C trace context of the request's span; empty if the
-        request is not traced.
+        request is not traced. The bytes of `images` are sent if the engine requests them.
 
         Raises:
             EngineOverloaded: the connection's send queue is full.
-            StreamLost: the engine is disconnected.
+            StreamLost: the engine is disconnected, or does not accept images although the request has some.
         """
+        if images and not self.accepts_images:
+            raise StreamLost("images", f"the engine at {self.endpoint} does not accept images")
         rid = self._handles.unused_handle()
         stream = EngineStream(
             rid,
@@ -230,9 +236,11 @@ class EngineLink:
             generated=generated,
             logprobs=None if sampling.logprobs is None else len(sampling.logprob_token_ids),
             prompt_logprobs=sampling.prompt_logprobs is not None,
+            images={image.reference.digest: image.content for image in images},
         )
+        queueing, references = (salt, priority, queue_seconds), tuple(image.reference for image in images)
         self._send(
-            Generate(rid, prompt, sampling, salt, priority, queue_seconds, generated, tenant, traceparent)
+            Generate(rid, prompt, sampling, *queueing, generated, tenant, traceparent, images=references)
         )
         self._handles.add(stream)
         return stream
@@ -264,20 +272,8 @@ class EngineLink:
         """
         rid = self._handles.unused_handle()
         reply = EmbedReply(rid)
-        self._send(
-            Embed(
-                rid,
-                prompt,
-                pooling,
-                normalize,
-                salt,
-                priority,
-                queue_seconds,
-                traceparent,
-                classify,
-                second_start,
-            )
-        )
+        queueing = (salt, priority, queue_seconds)
+        self._send(Embed(rid, prompt, pooling, normalize, *queueing, traceparent, classify, second_start))
         self._handles.add(reply)
         try:
             embedding = await reply.answer
@@ -333,6 +329,11 @@ class EngineLink:
             raise StreamLost("connection", f"not connected to {self.endpoint}")
         self._connection.send(message)
 
+    def _send_tracked(self, message: ImageContent) -> zmq.MessageTracker:
+        if self._connection is None:
+            raise StreamLost("connection", f"not connected to {self.endpoint}")
+        return self._connection.send_tracked(message)
+
     # ── messages from the engine ──────────────────────────────────────────────────────────────────────────
 
     def _dispatch(self, message: WireMessage) -> None:
@@ -349,6 +350,8 @@ class EngineLink:
             self._handles.set_embedding(message)
         elif isinstance(message, File):
             self._files.add_part(message)
+        elif isinstance(message, NeedImages):
+            self._handles.start_uploads(message, self._images)
         elif isinstance(message, Welcome):
             self._welcomed(message)
 
@@ -390,4 +393,5 @@ class EngineLink:
         self.silent, self.problem, self.other_protocol = False, str(lost), lost.cause == "protocol"
         self._handles.fail_all(lost)
         self._files.fail(lost)
+        self._images.drop()
         self._on_change()

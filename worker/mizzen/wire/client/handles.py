@@ -7,10 +7,11 @@ import asyncio
 import random
 from collections.abc import Callable
 
+from mizzen.wire.client.image_upload import ImageUploads
 from mizzen.wire.client.stream import EmbedReply, EngineOverloaded, EngineRefused, EngineStream, StreamLost
 from mizzen.wire.codec import MalformedFrame
 from mizzen.wire.columns import unpack_columns
-from mizzen.wire.messages import Abort, Embedding, Outputs, Refused
+from mizzen.wire.messages import Abort, Embedding, NeedImages, Outputs, Refused
 
 Handle = EngineStream | EmbedReply
 ABORT_AGAIN_SECONDS = 0.1
@@ -30,6 +31,12 @@ class RequestHandles:
 
     def __contains__(self, handle: Handle) -> bool:
         return self._used.get(handle.rid) is handle
+
+    def start_uploads(self, message: NeedImages, uploads: ImageUploads) -> None:
+        """Send the images that the engine requested for a request; ignore a request that has ended."""
+        handle = self._used.get(message.rid)
+        if isinstance(handle, EngineStream):
+            uploads.start(handle, message)
 
     def all(self) -> tuple[Handle, ...]:
         """Return all unfinished requests, in the order in which they were sent."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 import numpy as np
@@ -64,7 +64,7 @@ class EngineStream:
 
     __slots__ = (
         "_abort", "_aborted", "_ended", "_error", "_finish", "_logprobs", "_reported",
-        "_requested_ids", "_returned", "_tokens", "_waiter", "prompt_logprobs", "received", "rid",
+        "_requested_ids", "_returned", "_tokens", "_waiter", "images", "prompt_logprobs", "received", "rid",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +75,7 @@ class EngineStream:
         generated: int = 0,
         logprobs: int | None = None,
         prompt_logprobs: bool = False,
+        images: Mapping[bytes, bytes] | None = None,
     ) -> None:
         """Create the stream of a request.
 
@@ -85,8 +86,11 @@ class EngineStream:
             logprobs: number of token ids whose log probabilities were requested at each output position; None
                 if no log probabilities of the output were requested.
             prompt_logprobs: whether log probabilities of the prompt were requested.
+            images: contents of the prompt's images, by digest, which the engine may request.
         """
         self.rid = rid
+        self.images: Mapping[bytes, bytes] = images or {}
+        """Contents of the prompt's images, by digest; empty once the request is aborted or has ended."""
         self.received = generated
         """Number of output tokens received without a gap, plus the `generated` tokens of the prompt."""
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if prompt_logprobs else None
@@ -105,6 +109,11 @@ class EngineStream:
         self._finish: Finish | None = None
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether output of the request is still expected: it was not aborted and has not ended."""
+        return not self._ended and not self._aborted
 
     async def next(self) -> tuple[list[int], Finish | None]:
         """Wait for output; return the tokens received since the last call, and the `Finish` if it arrived.
@@ -140,8 +149,9 @@ class EngineStream:
 
         `wait_finish` waits until the engine has ended the request.
         """
-        if not self._ended and not self._aborted:
+        if self.open:
             self._aborted = True
+            self.images = {}
             self._tokens.clear()
             self._abort(self)
 
@@ -161,7 +171,7 @@ class EngineStream:
         Raises:
             ValueError: the columns of the message do not form rows of the announced width.
         """
-        if self._ended or self._aborted:
+        if not self.open:
             return
         if message.prompt:
             if self.prompt_logprobs is not None:
@@ -178,7 +188,7 @@ class EngineStream:
             offset: index of the first token within the request's output.
             tokens: token ids.
         """
-        if self._ended or self._aborted:
+        if not self.open:
             return
         if offset != self.received:
             self.abort()
@@ -212,6 +222,7 @@ class EngineStream:
             )
             return
         self._ended = True
+        self.images = {}
         self._finish = finish
         self._wake()
 
@@ -219,6 +230,7 @@ class EngineStream:
         """End the stream with an error."""
         if not self._ended:
             self._ended = True
+            self.images = {}
             self._error = error
             self._tokens.clear()
             self._wake()

@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import zmq
 
+from mizzen.core.images.types import MissingImages
 from mizzen.core.request import Request
 from mizzen.wire.codec import MalformedFrame, encode, engine_decoder
 from mizzen.wire.curve_keys import KeyFolder, KeyPair, KeyRing, WireKeys
 from mizzen.wire.endpoint import bracket_host, enable_heartbeats, require_safe, use_address_family
 from mizzen.wire.limits import WireLimits
 from mizzen.wire.messages import (
+    FILE_PART_BYTES,
+    IMAGES_PROTOCOL,
     MAX_GRAMMAR_BYTES,
     PROTOCOL,
     Abort,
@@ -37,6 +40,8 @@ from mizzen.wire.messages import (
 from mizzen.wire.protocol_versions import ProtocolMismatch, choose_version
 from mizzen.wire.server.client_allow_list import AllowList
 from mizzen.wire.server.file_upload import FileUploads
+from mizzen.wire.server.image_transfers import ImageTransfers, ReceivedImage
+from mizzen.wire.server.image_validation import ImageModel
 from mizzen.wire.server.listeners import KeyedListeners
 from mizzen.wire.server.outbox import Outbox
 from mizzen.wire.server.peers import Peer, ProtocolMismatchLog
@@ -47,10 +52,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Arrivals:
-    """Requests to submit to the engine, and ids of requests to abort after that."""
+    """Requests to submit to the engine, ids of requests to abort after that, and images."""
 
     requests: list[Request] = field(default_factory=list)
     aborts: list[int] = field(default_factory=list)
+    images: list[ReceivedImage] = field(default_factory=list)
+    """Complete images that requests need."""
 
 
 KEYS_SECONDS = 1.0
@@ -76,6 +83,7 @@ class WireServer:
         max_waiting: int,
         limits: WireLimits | None = None,
         traces: bool = False,
+        images: ImageModel | None = None,
     ) -> None:
         """Bind the endpoint, and accept both generations of keys during a key rotation.
 
@@ -88,6 +96,7 @@ class WireServer:
             max_waiting: maximum number of requests that wait in the engine.
             limits: limits and intervals; the defaults if None.
             traces: whether requests of sampled traces get a timeline.
+            images: the model's rules for images; None if the engine accepts none.
 
         Raises:
             UnsafeEndpoint: `keys` is missing, but other machines can reach the endpoint.
@@ -99,7 +108,7 @@ class WireServer:
         self._welcome = welcome
         self._max_waiting = max_waiting
         self._validator = MessageValidator(
-            welcome.vocab_size, welcome.context_length, welcome.served_task, traces
+            welcome.vocab_size, welcome.context_length, welcome.served_task, traces, images
         )
         self._decode = engine_decoder()
         self._timeouts: list[tuple[float, int, int]] = []
@@ -112,6 +121,7 @@ class WireServer:
         self._listeners = KeyedListeners(endpoint, self._make_socket)
         self.out = Outbox(self._listeners, self._limits)
         self._uploads = FileUploads(files, self.out, self._limits)
+        self._images = ImageTransfers(images, self.out, self._limits) if images is not None else None
         self._mismatch_log = ProtocolMismatchLog(self._limits.peers)
         self.endpoint = self._bind(ring)
         """Endpoint that gateways connect to; contains the chosen port if the port was `*`."""
@@ -122,7 +132,8 @@ class WireServer:
         socket.sndhwm = limits.send_frames
         socket.rcvhwm = limits.receive_frames
         # Twice the size of the longest valid request, which consists mostly of its prompt and its grammar.
-        socket.maxmsgsize = 2 * (MAX_GRAMMAR_BYTES + 4 * self._welcome.context_length)
+        longest = 2 * (MAX_GRAMMAR_BYTES + 4 * self._welcome.context_length)
+        socket.maxmsgsize = max(longest, 2 * FILE_PART_BYTES) if self._welcome.images else longest
         use_address_family(socket, self._wanted_endpoint, connects=False)
         enable_heartbeats(socket, limits.heartbeat_seconds, limits.heartbeat_timeout_seconds)
         return socket
@@ -184,7 +195,7 @@ class WireServer:
 
     def wait(self, seconds: float, descriptor: int | None = None) -> None:
         """Sleep until a frame arrives or `descriptor` is readable, at most for `seconds`."""
-        if self._uploads.waiting:
+        if self._uploads.waiting or (self._images is not None and self._images.checking):
             seconds = min(seconds, UPLOAD_SECONDS)
         self._listeners.poll(max(0, int(seconds * 1000)), descriptor)
 
@@ -199,18 +210,29 @@ class WireServer:
         if now - self._keys_checked_at >= KEYS_SECONDS:
             self._follow_keys(now)
         for number, socket in self._listeners:
+            left = self._limits.bytes_per_receive
             for _ in range(self._limits.frames_per_receive):
                 try:
                     identity, *frames = socket.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     break
                 self._process(bytes((number,)) + identity, frames, now, waiting, arrivals.requests)
+                left -= sum(map(len, frames))
+                if left <= 0:
+                    break
         if self._uploads.waiting:
             self._uploads.send()
         if self._timeouts:
             self._expire(now)
+        if self._images is not None and len(self._images):
+            arrivals.images = self._images.update(now)
         arrivals.aborts = self.out.take_aborts()
         return arrivals
+
+    def request_images(self, missing: Sequence[MissingImages]) -> None:
+        """Request images that live requests need from their gateways; `receive` returns them later."""
+        if self._images is not None:
+            self._images.request(missing)
 
     def next_timeout(self) -> float | None:
         """Return the time of the earliest queue timeout, or None if no request has one."""
@@ -218,6 +240,8 @@ class WireServer:
 
     def close(self) -> None:
         """Close all sockets once queued frames are sent, or after the linger time."""
+        if self._images is not None:
+            self._images.close()
         for number, _ in self._listeners:
             self._listeners.close(number, self._limits.linger_seconds)
         self._context.term()  # waits for lingering frames; the allow-list's thread closes its own socket
@@ -248,7 +272,8 @@ class WireServer:
             if message.rid in peer.handles:
                 out.abort(peer.handles[message.rid])
         elif isinstance(message, ImageContent):
-            out.refuse(identity, message.rid, RefusalCode.INVALID, "images: the engine asked for none")
+            if self._images is not None:
+                self._images.add_part(peer, message, now)
         else:
             self._uploads.enqueue(peer, message)
 
@@ -268,6 +293,7 @@ class WireServer:
             text = f"{self._limits.peers} gateways are connected; no more are accepted"
             out.refuse(identity, None, RefusalCode.QUEUE_FULL, text)
             return
+        peer.protocol = protocol
         fields = {"gateway": peer.name, "gateways": len(out.peers), "protocol": protocol}
         log.info("gateway connected", extra={"fields": fields})
         welcome = msgspec.structs.replace(self._welcome, protocol=protocol, draining=out.draining)
@@ -294,8 +320,11 @@ class WireServer:
             out.refuse(peer.identity, None, RefusalCode.INVALID, text)
             return
         try:
+            if peer.protocol < IMAGES_PROTOCOL and isinstance(message, Generate) and message.images:
+                raise InvalidRequest(f"images need version {IMAGES_PROTOCOL} of the wire protocol")
             request = self._validator.to_request(message, now)
         except InvalidRequest as error:
+            out.counters.images_rejected["reference"] += str(error).startswith("images")
             out.refuse(peer.identity, message.rid, RefusalCode.INVALID, str(error))
             return
         if out.draining:
@@ -312,6 +341,8 @@ class WireServer:
         out.counters.accepted += 1
         if message.queue_seconds:
             self._limit_wait(rid, now + message.queue_seconds)
+        if self._images is not None and isinstance(message, Generate) and message.images:
+            self._images.add(rid, message.images)
         requests.append(msgspec.structs.replace(request, rid=rid))
 
     def _limit_wait(self, rid: int, deadline: float) -> None:

@@ -292,11 +292,24 @@ class Outbox:
         self.peers.remove(peer)
 
     def disown(self, peer: Peer, rid: int, handle: int) -> None:
-        """Abort a request that has no first token yet, and free its handle; send no result."""
+        """Abort a request, and free its handle; send no result."""
         del peer.handles[handle]
-        peer.unstarted -= 1
+        if not self.table.started[rid]:
+            peer.unstarted -= 1
         self.table.disown(rid)
         self.abort(rid)
+
+    def fail(self, rid: int, message: str, *, at_fault: bool) -> None:
+        """End a live request of a peer with an error, and abort it in the engine.
+
+        `at_fault` says whether the request would fail in any engine.
+        """
+        peer = self.peers.at(int(self.table.owner[rid]))
+        if peer is not None:
+            handle = int(self.table.handle[rid])
+            self.disown(peer, rid, handle)
+            finish = Finish(handle, int(FinishReason.ERROR), 0, 0, 0, None, message, at_fault=at_fault)
+            self._outputs(peer.index, 0, NO_COLUMNS, (finish,))
 
     def abort(self, rid: int) -> None:
         """Add a live request to the aborts that `take_aborts` returns."""

@@ -7,7 +7,11 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mizzen.wire.messages import FetchFile, RefusalCode
+from mizzen.wire.messages import PROTOCOL, FetchFile, RefusalCode
+
+IMAGE_REJECTIONS = ("reference", "parts", "digest", "late")
+"""Reasons why an image is not accepted: its reference is invalid, its parts do not form the file, the file
+does not have the digest, or no part arrived in time."""
 
 
 @dataclass(slots=True)
@@ -18,6 +22,8 @@ class Peer:
     index: int
     """Number by which the request table identifies the peer as owner of requests; at least 1."""
     name: str
+    protocol: int = PROTOCOL
+    """Version of the protocol that the connection uses."""
     handles: dict[int, int] = field(default_factory=dict)
     """Live requests: the engine's request ids by the gateway's handles."""
     unstarted: int = 0
@@ -102,5 +108,13 @@ class WireCounters:
     """Number of `Hello` messages from gateways that speak another protocol."""
     lost_peers: int = 0
     """Number of peers dropped because they were gone or did not accept their frames."""
+    images_requested: int = 0
+    """Number of images whose bytes were requested from gateways."""
+    images_received: int = 0
+    """Number of images that arrived completely."""
+    image_bytes: int = 0
+    """Number of bytes of images that arrived."""
+    images_rejected: dict[str, int] = field(default_factory=lambda: dict.fromkeys(IMAGE_REJECTIONS, 0))
+    """Number of images that were not accepted, by reason."""
     refused: dict[int, int] = field(default_factory=lambda: dict.fromkeys(map(int, RefusalCode), 0))
     """Number of rejections, by `RefusalCode`."""

@@ -15,6 +15,7 @@ from mizzen.core.request import Int32, Pooling, Request
 from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams, sent_values
 from mizzen.core.validation import generated_fault, logprobs_fault
 from mizzen.wire.messages import Embed, Generate, Sampling
+from mizzen.wire.server.image_validation import ImageModel, InvalidImages, RequestImages, read_images
 
 MAX_SALT_BYTES = 256
 MAX_STOP_TOKENS = 1024
@@ -41,6 +42,8 @@ class MessageValidator:
     task: Task = Task.GENERATE
     traces: bool = False
     """Whether requests get a timeline if the gateway sent the context of a sampled trace."""
+    images: ImageModel | None = None
+    """Rules for images; None if the engine does not accept images."""
 
     def to_request(self, message: Generate | Embed, now: float) -> Request:
         """Return the scheduler request for a message that arrived at `now`; the request's `rid` is still the
@@ -55,15 +58,19 @@ class MessageValidator:
     def _generate(self, message: Generate, now: float) -> Request:
         if self.task is not Task.GENERATE:
             raise InvalidRequest(CANNOT_GENERATE[self.task])
-        sampling = self._sampling(message.sampling)
+        sampling, prompt = self._sampling(message.sampling), self._prompt(message.prompt)
+        images = self._images(message, prompt)
         request = Request(
             rid=message.rid,
-            prompt=self._prompt(message.prompt),
+            prompt=prompt,
             sampling=sampling,
             seed=effective_seed(sampling.seed),
             salt=message.salt,
             priority=message.priority,
             generated=message.generated,
+            images=images.images,
+            rotary=images.rotary,
+            rotary_offset=images.rotary_offset,
             tenant=message.tenant,
             arrival=now,
             timeline=self._timeline(message.traceparent, now),
@@ -128,6 +135,16 @@ class MessageValidator:
                 f"prompt contains the token id {wrong}; ids go from 0 to {self.vocab_size - 1}"
             )
         return prompt
+
+    def _images(self, message: Generate, prompt: Int32) -> RequestImages:
+        if not message.images:
+            return RequestImages()
+        if self.images is None:
+            raise InvalidRequest("images must be empty: this engine does not accept images")
+        try:
+            return read_images(message.images, prompt, self.images)
+        except InvalidImages as error:
+            raise InvalidRequest(str(error)) from None
 
     def _sampling(self, sampling: Sampling) -> SamplingParams:
         stops = sampling.stop_token_ids
