@@ -21,6 +21,7 @@ from mizzen.wire.endpoint import enable_heartbeats, secure_client
 from mizzen.wire.limits import WireLimits
 from mizzen.wire.messages import PROTOCOL, Abort, Generate, Hello, Sampling, Welcome, WireMessage
 from mizzen.wire.server.engine_server import Arrivals, WireServer
+from mizzen.wire.server.image_transfers import ReceivedImage
 
 sys.path.insert(0, str(Path(__file__).parent))  # helper modules of this folder
 M = TypeVar("M", bound=WireMessage)
@@ -87,6 +88,7 @@ class WireBench:
         self.waiting = 0
         self.requests: dict[int, Request] = {}
         self.aborts: list[int] = []
+        self.images: list[ReceivedImage] = []
 
     def gateway(self, keys: WireKeys | None = None, hello: bool = True) -> Gateway:
         gateway = Gateway(self.context, self.server.endpoint, keys)
@@ -101,6 +103,7 @@ class WireBench:
         arrivals = self.server.receive(self.now, self.waiting)
         self.requests |= {request.rid: request for request in arrivals.requests}
         self.aborts += arrivals.aborts
+        self.images += arrivals.images
         return arrivals
 
     def expect(self, gateway: Gateway, kind: type[M], seconds: float = 60.0) -> M:
@@ -180,6 +183,7 @@ def make_bench(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Callable[...
         keys: WireKeys | None = None,
         files: dict[str, bytes] | None = None,
         max_waiting: int = 100,
+        images: Any = None,
         **limits: Any,
     ) -> WireBench:
         files = files or {}
@@ -197,10 +201,17 @@ def make_bench(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Callable[...
             16,
             8,
             False,
+            images=images is not None,
         )
         limits = {"linger_seconds": 0.1} | limits
         server = WireServer(
-            endpoint, keys, welcome, files, max_waiting=max_waiting, limits=WireLimits(**limits)
+            endpoint,
+            keys,
+            welcome,
+            files,
+            max_waiting=max_waiting,
+            limits=WireLimits(**limits),
+            images=images,
         )
         servers.append(server)
         return WireBench(context, server)

@@ -43,6 +43,7 @@ class FakeEngine:
     load: float = 0.0
     context_length: int = 100_000
     model_identity: ModelIdentity = field(default_factory=lambda: ModelIdentity("m", "r", "t"))
+    accepts_images: bool = False
     prefixes: EnginePrefixes = field(default_factory=EnginePrefixes)
 
 

@@ -121,8 +121,7 @@ class EngineClient:
 
     async def stop(self) -> None:
         """Close the connection; its streams fail."""
-        tasks = list(self._tasks)
-        for task in tasks:
+        for task in (tasks := list(self._tasks)):
             task.cancel()
         await asyncio.gather(*tasks, self._links.close(), return_exceptions=True)
 
@@ -167,9 +166,8 @@ class EngineClient:
     @property
     def full(self) -> bool:
         """True if the engine has its maximum number of requests, is backing off, or its breaker is open."""
-        if self.requests >= self.max_requests or not self.breaker.allows:
-            return True
-        return time.monotonic() < self._full_until
+        occupied = self.requests >= self.max_requests or not self.breaker.allows
+        return occupied or time.monotonic() < self._full_until
 
     @property
     def suspect(self) -> bool:
@@ -193,6 +191,11 @@ class EngineClient:
     def context_length(self) -> int:
         """Largest number of tokens of prompt and output together; 0 if unknown."""
         return self.link.welcome.context_length if self.link.welcome else 0
+
+    @property
+    def accepts_images(self) -> bool:
+        """True if requests for the engine may have images."""
+        return self.link.accepts_images
 
     @property
     def tokenizer_hash(self) -> str:
@@ -264,8 +267,8 @@ class EngineClient:
         """Record that a request of the breaker's `period` was lost, or got no token in time."""
         if not self.breaker.record_failure(period):
             return
-        pause = self.breaker.remaining_seconds
-        fields = {"engine": self.name, "seconds": round(pause, 2), "times": self.breaker.open_count}
+        pause, times = self.breaker.remaining_seconds, self.breaker.open_count
+        fields = {"engine": self.name, "seconds": round(pause, 2), "times": times}
         log.warning("engine keeps failing, its circuit breaker opened", extra={"fields": fields})
         asyncio.get_running_loop().call_later(pause + 0.01, self._on_change)
 
@@ -329,9 +332,8 @@ class EngineClient:
 
     def _apply_blocks(self, link: EngineLink, message: Blocks) -> None:
         if link is self.link:
-            self.prefixes.apply_event(
-                decode_hashes(message.stored), decode_hashes(message.evicted), message.reset
-            )
+            stored, evicted = decode_hashes(message.stored), decode_hashes(message.evicted)
+            self.prefixes.apply_event(stored, evicted, message.reset)
 
     async def _prepare(self, welcome: Welcome) -> None:
         """Fetch the engine's tokenizer; retry until that succeeds or the connection ends."""
@@ -367,9 +369,8 @@ class EngineClient:
             self.text_model, self.properties, self._problem = text, properties, ""
             self._texts.add(text)
             self._start_warmup(welcome)
-            log.info(
-                f"engine is {self.state}", extra={"fields": {"engine": self.name, "revision": self.revision}}
-            )
+            fields = {"engine": self.name, "revision": self.revision}
+            log.info(f"engine is {self.state}", extra={"fields": fields})
             self._on_change()
 
     def stop_warming(self) -> None:
@@ -383,18 +384,17 @@ class EngineClient:
         self._warmed_incarnation = welcome.incarnation
         if work is None:
             return
-        task = self._warmup = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        task = self._warmup = self._spawn(work)
 
         def ended(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
             if self._warmup is task:
                 self._warmup = None
             self._on_change()
 
         task.add_done_callback(ended)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

@@ -20,6 +20,7 @@ from mizzen.gateway.engines.circuit_breaker import BreakerLimits
 from mizzen.gateway.engines.discovered_engine import DiscoveredEngine, MeanRequestSize
 from mizzen.gateway.engines.engine_client import EngineClient
 from mizzen.gateway.engines.health import HealthLimits
+from mizzen.gateway.errors import unavailable
 from mizzen.gateway.routing.prefix_index import DEFAULT_BLOCKS, PrefixBudget
 from mizzen.gateway.routing.warmup import CacheWarmer
 from mizzen.gateway.text.model import TextModel, TextModels
@@ -113,6 +114,11 @@ class EngineTable:
         return any(engine.serving for engine in self._engines.values())
 
     @property
+    def uses_block_hashes(self) -> bool:
+        """True if block hashes of prompts are of use: there are several engines, or caches are warmed."""
+        return len(self) > 1 or (self.cache_warmer is not None and self.cache_warmer.enabled)
+
+    @property
     def _has_capacity(self) -> bool:
         return any(engine.serving and not engine.full for engine in self._engines.values())
 
@@ -129,6 +135,16 @@ class EngineTable:
         if not self.serving:
             return "no engine is ready"
         return "all engines are full"
+
+    def require_images(self) -> None:
+        """Check that a serving engine accepts images, or that none serves.
+
+        Raises:
+            ApiError: 503 if engines serve, but none of them accepts images.
+        """
+        serving = [engine for engine in self._engines.values() if engine.serving]
+        if serving and not any(engine.accepts_images for engine in serving):
+            raise unavailable("no engine that accepts images is ready", code="no_image_engine")
 
     def choose_text_model(self, keep: TextModel | None, tried: Collection[EngineClient]) -> TextModel | None:
         """Return the text model with which to tokenize a request.

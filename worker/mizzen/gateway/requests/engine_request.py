@@ -91,6 +91,7 @@ def refusal_error(generation: GenerationRequest, text: str) -> ApiError:
     fields = {
         "prompt": generation.prompt_field,
         "grammar": generation.grammar_field,
+        "images": generation.prompt_field,
         "logprob_token_ids": "label_token_ids",
     }
     field = fields.get(name, name)

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mizzen.core.images.keys import image_token
 from mizzen.core.request import Int32
 from mizzen.images.types import PixelLimits
+from mizzen.wire.client.image_upload import SentImage
 from mizzen.wire.messages import ImageReference
 
 
@@ -35,17 +37,42 @@ class PromptImageBytes:
     """Bounds of the number of pixels after resizing; None if the request sets none."""
 
 
-def image_references(images: Sequence[PromptImageBytes]) -> tuple[ImageReference, ...]:
-    """Return the references that are sent to an engine in place of the images, in the same order."""
+def sent_images(images: Sequence[PromptImageBytes]) -> tuple[SentImage, ...]:
+    """Return the images as they are sent to an engine: references, and bytes that it may request."""
     return tuple(
-        ImageReference(
-            digest=image.digest,
-            positions=np.ascontiguousarray(image.positions, dtype="<i4").tobytes(),
-            size=len(image.content),
-            width=image.width,
-            height=image.height,
-            min_pixels=image.limits.min_pixels if image.limits else None,
-            max_pixels=image.limits.max_pixels if image.limits else None,
+        SentImage(
+            ImageReference(
+                digest=image.digest,
+                positions=np.ascontiguousarray(image.positions, dtype="<i4").tobytes(),
+                size=len(image.content),
+                width=image.width,
+                height=image.height,
+                min_pixels=image.limits.min_pixels if image.limits else None,
+                max_pixels=image.limits.max_pixels if image.limits else None,
+            ),
+            image.content,
         )
         for image in images
     )
+
+
+def cached_tokens_of(ids: Int32, images: Sequence[PromptImageBytes]) -> Int32:
+    """Return the token ids by which an engine's prefix cache knows a prompt, int32 [n].
+
+    In place of placeholders they have the ids of the images, so that block hashes distinguish images.
+
+    Args:
+        ids: token ids of the prompt, int32 [n].
+        images: images of the prompt.
+    """
+    if not images:
+        return ids
+    tokens = ids.copy()
+    for image in images:
+        tokens[image.positions] = image_token(image.digest)
+    return tokens
+
+
+def text_tokens_before(images: Sequence[PromptImageBytes], prompt_tokens: int) -> int:
+    """Return the number of tokens before the first image, or `prompt_tokens` without images."""
+    return min((int(image.positions[0]) for image in images if len(image.positions)), default=prompt_tokens)

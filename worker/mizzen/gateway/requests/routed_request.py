@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from mizzen.core.kv.block_hashes import BLOCK_TOKENS, block_hashes
 from mizzen.core.request import Int32
 from mizzen.gateway.admission.queue_entry import QueueEntry
 from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.requests.engine_request import engine_sampling, tokenize_prompt
 from mizzen.gateway.requests.generation_request import GenerationRequest
+from mizzen.gateway.requests.images import PromptImageBytes, cached_tokens_of, text_tokens_before
 from mizzen.gateway.routing.interfaces import ModelIdentity
 from mizzen.gateway.telemetry.request_record import RequestRecord
 from mizzen.gateway.text.model import TextModel
@@ -47,6 +49,8 @@ class RoutedRequest:
     prompt: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     second_start: int = 0
     """Index in `prompt` as in `EncodedPrompt.second_start`."""
+    images: tuple[PromptImageBytes, ...] = ()
+    """Images of `prompt`; kept until the request ends, because each engine may request their bytes."""
     sampling: Sampling | None = None
     """Sampling parameters as sent to the engines of `text_model`; None until they are first needed."""
     block_hashes: Sequence[int] = ()
@@ -90,6 +94,11 @@ class RoutedRequest:
         return len(self.prompt) + max(requested or 1, len(self.generated) + 1)
 
     @property
+    def text_block_hashes(self) -> Sequence[int]:
+        """Hashes of the full blocks before the first image."""
+        return self.block_hashes[: text_tokens_before(self.images, len(self.prompt)) // BLOCK_TOKENS]
+
+    @property
     def _known_text_model(self) -> TextModel:
         if self.text_model is None:
             raise RuntimeError("the request has no prompt yet")
@@ -119,9 +128,18 @@ class RoutedRequest:
         """
         began = time.monotonic()
         encoded = await tokenize_prompt(self.generation, text, context)
-        self.prompt, self.second_start = encoded.ids, encoded.second_start
+        self.prompt, self.second_start, self.images = encoded.ids, encoded.second_start, encoded.images
         self.record.end_phase("tokenize", began)
         self.text_model, self.sampling, self.block_hashes = text, None, ()
+
+    def copy_prompt(self, source: RoutedRequest) -> None:
+        """Copy the tokens and images of a sequence with the same prompt."""
+        self.text_model, self.prompt, self.images = source.text_model, source.prompt, source.images
+        self.second_start, self.block_hashes = source.second_start, source.block_hashes
+
+    def hash_blocks(self) -> None:
+        """Compute `block_hashes`, as the engines' prefix caches do."""
+        self.block_hashes = tuple(block_hashes(cached_tokens_of(self.prompt, self.images), self.salt))
 
     def discard_output(self) -> None:
         """Discard the tokens generated so far; the client must not have received any of them."""

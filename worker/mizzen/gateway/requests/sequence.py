@@ -188,12 +188,7 @@ class GeneratedSequence:
 
     def copy_prompt(self, other: GeneratedSequence) -> None:
         """Copy the prompt from `other`, which belongs to the same request and has been placed."""
-        source = other._routed
-        self._routed.text_model, self._routed.prompt, self._routed.block_hashes = (
-            source.text_model,
-            source.prompt,
-            source.block_hashes,
-        )
+        self._routed.copy_prompt(other._routed)
         self._prompt_logprobs = other._prompt_logprobs
 
     def take_prompt_logprobs(self, source: GeneratedSequence) -> None:

@@ -14,13 +14,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from mizzen.core.kv.block_hashes import BLOCK_TOKENS, block_hashes
+from mizzen.core.kv.block_hashes import BLOCK_TOKENS
 from mizzen.gateway.admission.admission import Admission
 from mizzen.gateway.engines.engine_client import EngineClient
 from mizzen.gateway.engines.engine_table import EngineTable
 from mizzen.gateway.errors import ApiError, unavailable
 from mizzen.gateway.requests.attempt import Attempt
 from mizzen.gateway.requests.engine_request import choose_pooling, refusal_error
+from mizzen.gateway.requests.images import sent_images
 from mizzen.gateway.requests.routed_request import RETRY_SECONDS, RoutedRequest, context_length_error
 from mizzen.gateway.routing.interfaces import EXPECTED_OUTPUT_TOKENS, RoutingQuery
 from mizzen.gateway.routing.resume import AnswerResumer, ResumeLimits
@@ -214,6 +215,7 @@ class Dispatcher:
                 generated=len(routed.generated),
                 tenant=routed.queue_entry.tenant.tag,
                 traceparent=record.traceparent,
+                images=sent_images(routed.images),
             )
         except (EngineOverloaded, StreamLost) as error:
             self._handle_send_failure(routed, engine, error)
@@ -241,7 +243,7 @@ class Dispatcher:
         engine.record_success(attempt.breaker_period)
         if self._table.cache_warmer is not None and not routed.generated:
             self._table.cache_warmer.count_prompt(
-                engine.tokenizer_hash, routed.block_hashes, routed.prompt, routed.salt
+                engine.tokenizer_hash, routed.text_block_hashes, routed.prompt, routed.salt
             )
         routed.record.first_token_received(record)
         return attempt
@@ -254,8 +256,7 @@ class Dispatcher:
         record = routed.record.new_attempt(engine.name, routed.route_reason)
         routed.record.add_attempt(record)
         engine.add_request(cost)
-        period = engine.breaker.begin_request()
-        settled = False
+        period, settled = engine.breaker.begin_request(), False
         try:
             async with asyncio.timeout(seconds + REFUSAL_MARGIN_SECONDS):
                 vector, prompt, cached = await engine.link.embed(
@@ -359,6 +360,8 @@ class Dispatcher:
         began = time.monotonic()
         route = self._router.route(query, self._table) if query is not None else None
         if route is None:
+            if routed.images and not routed.generated:
+                self._table.require_images()
             return None
         self._metrics.routes.labels(route.reason).inc()
         routed.route_header, routed.route_reason = route_header(route), route.reason
@@ -382,11 +385,8 @@ class Dispatcher:
                 raise context_length_error(routed, context, error.at_least) from error
         if routed.context_tokens > context > 0 and not routed.generated:
             raise context_length_error(routed, context)
-        cache_warmer = self._table.cache_warmer
-        if not routed.block_hashes and (
-            len(self._table) > 1 or (cache_warmer is not None and cache_warmer.enabled)
-        ):
-            routed.block_hashes = tuple(block_hashes(routed.prompt, routed.salt))
+        if not routed.block_hashes and self._table.uses_block_hashes:
+            routed.hash_blocks()
         return RoutingQuery(
             tokenizer_hash=text.name,
             prompt_tokens=len(routed.prompt),
@@ -395,5 +395,6 @@ class Dispatcher:
             block_hashes=routed.block_hashes,
             session=routed.session,
             pinned_model=routed.pinned_model,
+            images=bool(routed.images),
             excluded=routed.tried_engines,
         )

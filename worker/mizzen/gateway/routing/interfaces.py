@@ -57,6 +57,11 @@ class Candidate(Protocol):
         ...
 
     @property
+    def accepts_images(self) -> bool:
+        """True if requests for the engine may have images."""
+        ...
+
+    @property
     def model_identity(self) -> ModelIdentity:
         """Identity of the model that the engine serves."""
         ...
@@ -83,6 +88,8 @@ class RoutingQuery:
     """Session that the client named; empty if it named none."""
     pinned_model: ModelIdentity | None = None
     """Model that an engine must serve: the one that began the answer; None before the first token."""
+    images: bool = False
+    """True if the prompt has images."""
     excluded: Collection[Candidate] = ()
     """Engines that have already refused or lost the request."""
     _matched: dict[int, int] = field(default_factory=dict, compare=False, repr=False)

@@ -18,6 +18,7 @@ from mizzen.gateway.routing.scorers import (
     CompatibleFilter,
     HealthyPreference,
     HomeScorer,
+    ImagesFilter,
     LoadScorer,
     PrefixScorer,
     ServingFilter,
@@ -137,7 +138,7 @@ def default_router(load_factor_percent: int, generator: random.Random | None = N
     `load_factor_percent` is the load, in percent of the mean, above which an engine is avoided.
     """
     return Router(
-        (ServingFilter(), CompatibleFilter()),
+        (ServingFilter(), CompatibleFilter(), ImagesFilter()),
         (HealthyPreference(), BoundedLoadPreference(load_factor_percent / 100)),
         (
             (PrefixScorer(), PREFIX_WEIGHT),

@@ -43,6 +43,19 @@ class CompatibleFilter:
         )
 
 
+class ImagesFilter:
+    """Keeps engines that accept images, if the prompt has any.
+
+    Engines with the same tokenizer may differ in this during a rollout.
+    """
+
+    name = "images"
+
+    def keep(self, query: RoutingQuery, engine: Candidate) -> bool:
+        """Return whether the prompt has no images, or the engine accepts them."""
+        return not query.images or engine.accepts_images
+
+
 class HealthyPreference:
     """Prefers engines that are not suspect."""
 
