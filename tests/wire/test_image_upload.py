@@ -178,7 +178,7 @@ async def test_other_requests_overtake_a_large_image(connect: Any) -> None:
     before = 0
     while not isinstance(await engine.read(), Generate):
         before += 1
-    assert before < 4 * QUEUED_PARTS  # those in the queue, and those that the sockets buffer
+    assert before < 4 * QUEUED_PARTS  # parts in the queue, and parts that the sockets buffer
 
 
 async def test_requests_take_turns(connect: Any) -> None:

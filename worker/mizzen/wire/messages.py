@@ -15,12 +15,12 @@ on its connection while the request is live. Packed integer columns are little-e
 The engine ends every accepted request, aborted ones included, with one `Finish` in an `Outputs` frame, one
 `Embedding` or one `Refused`. Any of these frees the handle, so both sides agree on when a handle is free.
 
-`Generate` names the images of a prompt by digests. The engine requests the bytes of those that it has neither
+`Generate` names images of a prompt by digests. The engine requests the bytes of images that it has neither
 cached nor received, once even if several requests need the same image. The gateway sends them in order, in
 parts of at most `FILE_PART_BYTES`, and again for each request of the engine; other frames may come between
-parts. It ignores unknown digests and handles. The engine ignores parts for handles that are not in use. A part
-that the engine did not request, or that is not the next one, ends its request with an error at fault; if the
-next part does not arrive in time, the request ends with an error that is not at fault.
+them. It ignores unknown digests and handles. The engine ignores parts for handles that are not in use. A part
+that was not requested or is not the next one ends its request with an error at fault; if the next part does
+not arrive in time, the request ends with an error that is not at fault.
 
 A connection starts with `Hello`, and each further `Hello` restarts it: the engine aborts the connection's
 live requests, all handles become free, and `Blocks.sequence` restarts at 0. Any other frame before a `Hello`
