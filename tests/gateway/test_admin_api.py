@@ -25,7 +25,7 @@ async def test_admin_api_requires_its_token_and_reports_engines(
 ) -> None:
     token = tmp_path / "admin.token"
     token.write_text("s3cret\n")
-    gateway = await live(scripted(), admin_token_file=str(token))
+    gateway = await live(scripted(images=True), admin_token_file=str(token))
     async with httpx.AsyncClient(timeout=60) as http:
         url = f"{gateway.admin}/admin/engines"
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic s3cret"}):
@@ -36,6 +36,7 @@ async def test_admin_api_requires_its_token_and_reports_engines(
         assert table["engines"][0]["revision"] == "r1"
         assert table["engines"][0]["quantization"] == ""
         assert table["engines"][0]["expertGroups"] == 0
+        assert table["engines"][0]["images"] is True
         assert table["engines"][0]["requests"] == 0
         await text_of(gateway.client(), max_tokens=3)
         metrics = (await http.get(f"{gateway.admin}/metrics")).text

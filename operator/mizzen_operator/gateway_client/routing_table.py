@@ -40,6 +40,7 @@ class GatewayReport:
         quantizations: pairs of a pod's uid and a description of its quantized weights.
         tasks: pairs of a pod's uid and the task of its model.
         expert_groups: pairs of a pod's uid and its number of groups of ranks with different experts.
+        images: uids of pods that accept images.
     """
 
     serving: frozenset[str] | None
@@ -54,6 +55,7 @@ class GatewayReport:
     quantizations: frozenset[tuple[str, str]] = frozenset()
     tasks: frozenset[tuple[str, str]] = frozenset()
     expert_groups: frozenset[tuple[str, int]] = frozenset()
+    images: frozenset[str] = frozenset()
 
 
 NO_REPORT = GatewayReport(None)
@@ -83,6 +85,7 @@ class RoutingState:
         tasks: task of a pod's model, by the pod's uid; unknown ones are missing.
         expert_groups: number of a pod's groups of ranks with different experts, by its uid; pods without
             experts, and pods to which no gateway is connected, are missing.
+        images: true for each pod that accepts images, by its uid; other pods are missing.
     """
 
     ready_gateways: int = 0
@@ -100,6 +103,7 @@ class RoutingState:
     quantizations: Mapping[str, str] = field(default_factory=dict[str, str])
     tasks: Mapping[str, str] = field(default_factory=dict[str, str])
     expert_groups: Mapping[str, int] = field(default_factory=dict[str, int])
+    images: Mapping[str, bool] = field(default_factory=dict[str, bool])
 
 
 def parse_report(body: Any) -> GatewayReport:
@@ -135,6 +139,7 @@ def parse_report(body: Any) -> GatewayReport:
         expert_groups=frozenset(
             (engine["uid"], int(engine["expertGroups"])) for engine in engines if engine.get("expertGroups")
         ),
+        images=frozenset(engine["uid"] for engine in engines if engine.get("images") is True),
     )
 
 
@@ -176,6 +181,7 @@ def merge_reports(reports: Sequence[GatewayReport], hung: frozenset[str] = froze
         quantizations=dict(pair for report in reports for pair in report.quantizations),
         tasks=dict(pair for report in reports for pair in report.tasks),
         expert_groups=dict(pair for report in reports for pair in report.expert_groups),
+        images={uid: True for report in reports for uid in report.images},
     )
 
 

@@ -290,6 +290,7 @@ class ServiceReconciler:
             quantization=find_model_property(context, context.routing.quantizations, "quantization") or "",
             task=find_model_property(context, context.routing.tasks, "task") or "",
             expert_groups=find_model_property(context, context.routing.expert_groups, "expert") or 0,
+            images=find_model_property(context, context.routing.images, "images") or False,
         )
         await collaborators.status_writer.write(key, inputs, restarts_counted=context.restarts_counted)
 

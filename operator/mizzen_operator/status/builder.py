@@ -64,7 +64,7 @@ def build_status(inputs: StatusInputs, now: datetime) -> dict[str, Any]:
 
 
 def _model(inputs: StatusInputs) -> dict[str, Any]:
-    """Return the entry `model` with the download, quantization, task and experts, as far as known."""
+    """Return the entry `model` with the download, quantization, task, experts and images, as far as known."""
     model = inputs.download.as_status() if inputs.download is not None else {}
     if inputs.quantization:
         model["quantization"] = inputs.quantization
@@ -72,6 +72,8 @@ def _model(inputs: StatusInputs) -> dict[str, Any]:
         model["task"] = inputs.task
     if inputs.expert_groups:
         model["expert"] = inputs.expert_groups
+    if inputs.images:
+        model["images"] = True
     return {"model": model} if model else {}
 
 

@@ -53,6 +53,7 @@ class StatusInputs:
         task: task of the model of the spec's revision; empty if it is unknown.
         expert_groups: number of the groups of ranks with different experts, if the model has any; 0 if not,
             and if it is unknown.
+        images: whether the model of the spec's revision accepts images; false if it is unknown.
     """
 
     service: InferenceService
@@ -78,6 +79,7 @@ class StatusInputs:
     quantization: str = ""
     task: str = ""
     expert_groups: int = 0
+    images: bool = False
 
     @property
     def avoided_nodes(self) -> tuple[str, ...]:

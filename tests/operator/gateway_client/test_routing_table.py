@@ -61,6 +61,15 @@ def test_divisions_of_experts_are_merged_by_the_uid_of_the_pod() -> None:
     assert merge_reports([report(a=2, b=0), report(a=2, c=1)]).expert_groups == {"a": 2, "c": 1}
 
 
+def test_engines_that_accept_images_are_merged_by_the_uid_of_the_pod() -> None:
+    def report(**accepting: object) -> GatewayReport:
+        engines = [{"uid": uid, "state": "serving", "images": value} for uid, value in accepting.items()]
+        return parse_report({"engines": engines})
+
+    merged = merge_reports([report(a=True, b=False, c="yes"), report(d=True), answer(e="serving")])
+    assert merged.images == {"a": True, "d": True}
+
+
 def test_an_engine_mismatches_only_if_every_ready_gateway_reports_it() -> None:
     first = answer(a="foreign", b="foreign", c="foreign", d="serving")
     second = answer(a="foreign", b="connecting", c="serving")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The status shows the format of weights and the division of experts, as engines report it."""
+"""The status shows the format of weights, the division of experts, and images, as engines report them."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ def test_task_is_reported_with_other_properties() -> None:
 def test_the_number_of_groups_with_different_experts_is_shown() -> None:
     status = build_status(replace(GOOD, quantization=AWQ, expert_groups=2), NOW)
     assert status["model"] == {"quantization": AWQ, "expert": 2}
+
+
+def test_only_a_model_that_accepts_images_says_so() -> None:
+    assert build_status(replace(GOOD, task="generate", images=True), NOW)["model"] == {
+        "task": "generate",
+        "images": True,
+    }
+    assert build_status(replace(GOOD, task="generate"), NOW)["model"] == {"task": "generate"}
 
 
 def found(routing: RoutingState, status: dict[str, Any] | None = None) -> str:
