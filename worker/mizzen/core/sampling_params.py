@@ -10,8 +10,10 @@ a new field must be last: gateways and engines of other versions then ignore it 
 from __future__ import annotations
 
 import enum
+import json
 import math
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -51,6 +53,13 @@ class Grammar:
     """Language of the grammar."""
     text: str = ""
     """The grammar itself, in the language of `kind`."""
+
+
+def choice_grammar(texts: Iterable[str]) -> Grammar:
+    """Return a grammar that allows exactly the given texts, which are not empty."""
+    # EBNF has JSON's escapes, but \u takes only four digits there, so characters are left unescaped
+    quoted = (json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(texts))
+    return Grammar(GrammarKind.EBNF, "root ::= " + " | ".join(quoted))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from itertools import takewhile
 
-from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams
+from mizzen.core.sampling_params import SamplingParams, choice_grammar
 from mizzen.lang.backends import Backend, RoleText
 from mizzen.lang.expressions import Selection, SelectMethod
 
@@ -22,10 +21,8 @@ async def choose(backend: Backend, turns: Sequence[RoleText], selection: Selecti
     """
     base = await backend.encode(turns)
     if selection.method is SelectMethod.GRAMMAR:
-        # EBNF has the escapes of JSON, but its \u takes only four digits: characters stay unescaped.
-        texts = (json.dumps(choice, ensure_ascii=False) for choice in selection.choices)
-        grammar = Grammar(GrammarKind.EBNF, "root ::= " + " | ".join(texts))
-        return await backend.generate(base, SamplingParams(temperature=0.0, grammar=grammar), session)
+        params = SamplingParams(temperature=0.0, grammar=choice_grammar(selection.choices))
+        return await backend.generate(base, params, session)
     last = turns[-1]
     extended = [(*turns[:-1], RoleText(last.role, last.text + choice)) for choice in selection.choices]
     prompts = await asyncio.gather(*map(backend.encode, extended))

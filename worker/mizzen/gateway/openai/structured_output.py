@@ -6,7 +6,6 @@ The request parser calls `request_grammar`; the engine checks the grammars furth
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ import msgspec
 
 from mizzen.common.schema_check import find_schema_fault
 from mizzen.common.schema_check import is_too_deep as is_too_deep
-from mizzen.core.sampling_params import Grammar, GrammarKind
+from mizzen.core.sampling_params import Grammar, GrammarKind, choice_grammar
 from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.openai.format_schemas import JsonSchema, ResponseFormat, Schema, StructuredOutputs
 from mizzen.gateway.openai.schemas import CommonFields
@@ -59,7 +58,7 @@ def iter_constraints(request: CommonFields) -> Iterator[tuple[str, Grammar]]:
         if (value := getattr(request, name)) is not None:
             yield name, Grammar(GrammarKind.EBNF, value)
     if request.guided_choice is not None:
-        yield "guided_choice", choice_grammar(request.guided_choice, "guided_choice")
+        yield "guided_choice", alternatives_grammar(request.guided_choice, "guided_choice")
     if request.structured_outputs is not None:
         yield from structured_outputs_constraints(request.structured_outputs)
 
@@ -144,7 +143,7 @@ def structured_outputs_constraints(outputs: StructuredOutputs) -> Iterator[tuple
     if outputs.regex is not None:
         yield f"{prefix}regex", Grammar(GrammarKind.REGEX, outputs.regex)
     if outputs.choice is not None:
-        yield f"{prefix}choice", choice_grammar(outputs.choice, f"{prefix}choice")
+        yield f"{prefix}choice", alternatives_grammar(outputs.choice, f"{prefix}choice")
     if outputs.grammar is not None:
         yield f"{prefix}grammar", Grammar(GrammarKind.EBNF, outputs.grammar)
     if outputs.json_object:
@@ -183,7 +182,7 @@ def check_schema_form(schema: object, name: str) -> None:
         raise invalid(f"{name}{fault[0]} {fault[1]}", name, "invalid_schema")
 
 
-def choice_grammar(alternatives: list[str], name: str) -> Grammar:
+def alternatives_grammar(alternatives: list[str], name: str) -> Grammar:
     """Return a grammar that allows exactly the texts in field `name`.
 
     Raises:
@@ -193,9 +192,7 @@ def choice_grammar(alternatives: list[str], name: str) -> Grammar:
         raise invalid(f"{name} must hold non-empty texts", name)
     if len(alternatives) > MAX_ALTERNATIVES:
         raise invalid(f"{name} holds more than {MAX_ALTERNATIVES} texts", name)
-    # EBNF has JSON's escapes, but \u takes only four digits there, so characters are left unescaped
-    quoted = (json.dumps(alternative, ensure_ascii=False) for alternative in dict.fromkeys(alternatives))
-    return Grammar(GrammarKind.EBNF, "root ::= " + " | ".join(quoted))
+    return choice_grammar(alternatives)
 
 
 def dump_json(value: Any) -> str:
