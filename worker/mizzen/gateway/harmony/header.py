@@ -17,8 +17,7 @@ MAX_SECTION = 256
 """Maximum number of characters in a section of a header; a longer section is text."""
 
 _ROLE = re.compile(r"\s*([\w.-]*)(?:\s+(?:to?|to=\S*\s*)?)?")
-_AFTER_ASSISTANT = re.compile(r"\s*(?:to?|to=\S*\s*)?")
-_RECIPIENT_ONLY = re.compile(r"\s*(?:to?|to=\S*\s*)?")
+_OPTIONAL_RECIPIENT = re.compile(r"\s*(?:to?|to=\S*\s*)?")
 _CHANNEL = re.compile(r"\s*([a-z]*)(?:\s+(?:to?|to=\S*))?(?:\s+\w{0,16})?\s*")
 _TYPE = re.compile(r"\s*\w{0,32}\s*")
 _RECIPIENT = re.compile(r"to=(\S+)")
@@ -95,8 +94,8 @@ class HeaderReader:
             return _TYPE.fullmatch(section) is not None
         body = section.lstrip()
         if body.startswith(ASSISTANT):
-            return _AFTER_ASSISTANT.fullmatch(body[len(ASSISTANT) :]) is not None
-        if ASSISTANT.startswith(body) or _RECIPIENT_ONLY.fullmatch(body) is not None:
+            return _OPTIONAL_RECIPIENT.fullmatch(body[len(ASSISTANT) :]) is not None
+        if ASSISTANT.startswith(body) or _OPTIONAL_RECIPIENT.fullmatch(body) is not None:
             return True
         return self._marker == START and _ROLE.fullmatch(body) is not None
 
