@@ -12,8 +12,8 @@ from typing import Any
 
 from mizzen.gateway.harmony.header import ASSISTANT, COMMENTARY
 from mizzen.gateway.harmony.markers import CHANNEL, END, MESSAGE, START
+from mizzen.gateway.text.template import REASONING_FIELDS
 
-REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 """Effort that the models know, for each other value of `reasoning_effort`."""
 _PREAMBLE = f"{END}{START}{ASSISTANT}{CHANNEL}{COMMENTARY}{MESSAGE}"
@@ -55,7 +55,7 @@ def is_reasoning_only(message: dict[str, Any]) -> bool:
 
 def join_messages(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """Return one message with the text and the reasoning of two, and the calls of the second."""
-    joined = {key: value for key, value in second.items() if key not in REASONING_KEYS}
+    joined = {key: value for key, value in second.items() if key not in REASONING_FIELDS}
     joined["content"] = join_texts((first["content"], second["content"]))
     reasoning = join_texts((reasoning_of(first), reasoning_of(second)))
     return {**joined, "reasoning_content": reasoning} if reasoning else joined
@@ -66,13 +66,13 @@ def preamble_as_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     reasoning = reasoning_of(message)
     if not (message.get("tool_calls") and message["content"] and reasoning):
         return message
-    rest = {key: value for key, value in message.items() if key not in REASONING_KEYS}
+    rest = {key: value for key, value in message.items() if key not in REASONING_FIELDS}
     return {**rest, "content": "", "reasoning_content": f"{reasoning}{_PREAMBLE}{message['content']}"}
 
 
 def reasoning_of(message: dict[str, Any]) -> str:
     """Return the reasoning of a message; empty if it has none."""
-    return next((message[key] for key in REASONING_KEYS if message.get(key)), "")
+    return next((message[key] for key in REASONING_FIELDS if message.get(key)), "")
 
 
 def join_texts(texts: Any) -> str:

@@ -11,11 +11,10 @@ from msgspec import Meta
 
 from mizzen.gateway.errors import invalid
 from mizzen.gateway.fields.rules import unsupported_field
+from mizzen.gateway.text.template import REASONING_FIELDS
 from mizzen.gateway.tools.tool_schemas import CalledFunction, ToolCall
 
 UNSUPPORTED_PARTS = ("image_url", "input_audio", "file", "audio_url", "video_url")
-
-REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
 class Part(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -95,9 +94,10 @@ def template_message(message: Message, field: str) -> dict[str, Any]:
         raise invalid(f"{field}.content is required", f"{field}.content", "missing_field")
     role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
     entry: dict[str, Any] = {"role": role, "content": content or ""}
-    for name in ("name", "tool_call_id", *reasoning):
+    for name in ("name", "tool_call_id"):
         if getattr(message, name) is not None:
             entry[name] = getattr(message, name)
+    entry |= reasoning
     if calls:
         entry["tool_calls"] = [template_call(call) for call in calls]
     return entry

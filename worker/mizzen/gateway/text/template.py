@@ -24,8 +24,10 @@ END_MARK = "END_OF_TEXT_TO_CONTINUE "
 """Text that marks the end of the message that the model continues; its trailing space shows whether the
 template strips the text."""
 
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Names of a message's reasoning that clients and templates use; the first one takes precedence."""
+
 Form = TypeVar("Form")
-_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class TemplateError(ValueError):
@@ -248,7 +250,7 @@ def cut_at_mark(text: str, content: str) -> str:
 def normalize_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message without null values, and with its reasoning under all names that templates use."""
     result = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((result[key] for key in _REASONING if key in result), None)
+    reasoning = next((result[key] for key in REASONING_FIELDS if key in result), None)
     if reasoning is not None:
         result = {"thinking": reasoning, **result, "reasoning_content": reasoning}
     return result
