@@ -162,13 +162,13 @@ class ChatOutputForm:
 
     def _harmony(self, text: TextModel) -> HarmonyForm | None:
         options = self.options
-        return find_harmony_form(options.tools, options.reasoning, template_source(text), text.tokenizer)
+        return find_harmony_form(options.tools, options.reasoning, text.template_source, text.tokenizer)
 
     def _family(self, text: TextModel) -> ToolFamily | None:
-        return detect_tool_family(self.options.tools, template_source(text), text.tokenizer)
+        return detect_tool_family(self.options.tools, text.template_source, text.tokenizer)
 
     def _reasoning(self, text: TextModel) -> ReasoningFamily | None:
-        return detect_reasoning_family(self.options.reasoning, template_source(text), text.tokenizer)
+        return detect_reasoning_family(self.options.reasoning, text.template_source, text.tokenizer)
 
 
 def chat_output_form(request: ChatRequest, options: FamilyOptions) -> OutputForm:
@@ -181,11 +181,6 @@ def chat_output_form(request: ChatRequest, options: FamilyOptions) -> OutputForm
     has_variable = "reasoning_effort" in (request.chat_template_kwargs or {})
     effort = None if has_variable else request.reasoning_effort
     return ChatOutputForm(tools=tools, options=options, effort=effort)
-
-
-def template_source(text: TextModel) -> str:
-    """Return the source of all chat templates of a model; empty if it has no chat template."""
-    return "" if text.template is None else text.template.source
 
 
 def prompt_tail(text: TextModel, prompt: Int32) -> str:

@@ -53,7 +53,7 @@ class GuardForm:
 
 def find_guard_form(text: TextModel) -> GuardForm | None:
     """Return the form of a guard model's answers, by its chat template; None if it is not a known guard."""
-    source = text.template.source if text.template is not None else ""
+    source = text.template_source
     if QWEN_MARK in source:
         return GuardForm(
             "Safety: ",

@@ -95,7 +95,7 @@ class JoinedPairForm:
 
 def has_pair_template(text: TextModel) -> bool:
     """Return whether a model's chat template knows the roles of pairs."""
-    source = text.template.source if text.template is not None else ""
+    source = text.template_source
     return all(f"'{role}'" in source or f'"{role}"' in source for role in ROLES)
 
 

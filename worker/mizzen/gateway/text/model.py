@@ -62,6 +62,11 @@ class TextModel:
     )
     """Semaphore that limits concurrent tokenization of huge texts."""
 
+    @property
+    def template_source(self) -> str:
+        """Source of all chat templates; empty if there is none."""
+        return "" if self.template is None else self.template.source
+
     async def chat_prompt(
         self,
         messages: tuple[dict[str, Any], ...],
