@@ -20,7 +20,7 @@ from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.pooling.classify import apply_activation, classify_prompts
 from mizzen.gateway.pooling.embeddings import embed_prompts
 from mizzen.gateway.pooling.inputs import prompt_generations
-from mizzen.gateway.pooling.label_logprobs import LABEL_SAMPLING, score_labels
+from mizzen.gateway.pooling.label_logprobs import LABEL_SAMPLING, normalize_logprobs, score_labels
 from mizzen.gateway.pooling.pair_prompts import PairPrompt
 from mizzen.gateway.pooling.service_model import ServiceModel, find_service_model
 from mizzen.gateway.requests.generation_request import GenerationRequest
@@ -129,8 +129,10 @@ async def score_by_labels(
 ) -> PairScores:
     """Return the probability of `yes` against `no` as the next token of each prompt, or the logit of it."""
     results = await score_labels(gateway, scope, pairs)
-    logits = [logprobs[0] - logprobs[1] for logprobs, _ in results]
-    scores = [to_probability(logit) for logit in logits] if options.activation else logits
+    scores = [
+        normalize_logprobs(logprobs)[0] if options.activation else logprobs[0] - logprobs[1]
+        for logprobs, _ in results
+    ]
     return PairScores(scores, sum(tokens for _, tokens in results))
 
 
@@ -175,11 +177,3 @@ def query_prompt(properties: ModelProperties, instruction: str | None) -> str:
     if instruction is None:
         return properties.query_prompt
     return f"Instruct: {instruction}\nQuery:"
-
-
-def to_probability(logit: float) -> float:
-    """Return the logistic function of a logit, without overflow."""
-    if logit >= 0:
-        return 1 / (1 + math.exp(-logit))
-    exponential = math.exp(logit)
-    return exponential / (1 + exponential)
