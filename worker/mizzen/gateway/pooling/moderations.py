@@ -161,7 +161,11 @@ class ModerationsHandler:
         being named first.
         """
         prompts = [
-            guard_generation(generation, text, form, categories)
+            replace(
+                generation,
+                prompt_source=GuardPrompt(text, form, categories, generation.prompt_field),
+                sampling=LABEL_SAMPLING,
+            )
             for generation, text in zip(generations, texts, strict=True)
             for categories in (False, True)
         ]
@@ -174,21 +178,6 @@ class ModerationsHandler:
             worst = max(scores, key=lambda label: scores[label])
             judgements.append(Judgement(scores, worst if unsafe >= THRESHOLD else None))
         return judgements
-
-
-def guard_generation(
-    generation: GenerationRequest, text: str, form: GuardForm, categories: bool
-) -> GenerationRequest:
-    """Return the request for a guard model's verdict on a text, or for the first category."""
-    return GenerationRequest(
-        model=generation.model,
-        prompt=text,
-        prompt_source=GuardPrompt(text, form, categories, generation.prompt_field),
-        prompt_field=generation.prompt_field,
-        ignored_fields=generation.ignored_fields,
-        priority=generation.priority,
-        sampling=LABEL_SAMPLING,
-    )
 
 
 def input_texts(request: ModerationRequest) -> list[str]:
