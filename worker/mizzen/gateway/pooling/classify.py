@@ -14,24 +14,19 @@ from starlette.types import Scope
 
 from mizzen.common import model_task
 from mizzen.gateway.errors import ApiError, invalid
-from mizzen.gateway.fields.decoder import BodyDecoder
-from mizzen.gateway.fields.rules import UNUSED, Rules
 from mizzen.gateway.openai.output_form import FamilyOptions
 from mizzen.gateway.openai.response_bodies import InputUsage
 from mizzen.gateway.openai.schemas import doc
 from mizzen.gateway.pooling.embeddings import count_usage, embed_prompts
-from mizzen.gateway.pooling.inputs import PooledInput, input_generations
+from mizzen.gateway.pooling.inputs import InputReader, PooledInput
 from mizzen.gateway.pooling.service_model import ServiceModel, find_service_model
 from mizzen.gateway.pooling.vectors import Vector, check_finite
 from mizzen.gateway.requests.generation_request import GenerationRequest
 from mizzen.gateway.routing.dispatcher import EmbeddingResult
-from mizzen.gateway.telemetry.request_record import get_record
 from mizzen.gateway.text.model_properties import ModelProperties
 
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
-
-RULES: Rules = {"user": UNUSED}
 
 
 class ClassifyRequest(PooledInput, forbid_unknown_fields=True, kw_only=True):
@@ -72,8 +67,7 @@ class ClassifyHandler:
 
     def __init__(self, gateway: Gateway, families: FamilyOptions) -> None:
         self._gateway = gateway
-        self._families = families
-        self._decoder = BodyDecoder(ClassifyRequest, RULES, strict=gateway.config.strict_fields)
+        self._reader = InputReader(gateway, families, ClassifyRequest)
 
     async def __call__(self, body: bytes, scope: Scope) -> ClassifyResponse:
         """Return the labels of each input in a request body.
@@ -82,8 +76,7 @@ class ClassifyHandler:
             ApiError: the request is invalid, or no engine could serve it.
         """
         gateway = self._gateway
-        request, generations = await gateway.body_reader.parse_body(body, self._parse, scope)
-        get_record(scope).ignored_fields = generations[0].ignored_fields
+        request, generations = await self._reader.read(body, scope)
         served = await find_service_model(gateway, scope, generations[0])
         results = await classify_prompts(gateway, scope, served, generations)
         activated = False not in (request.activation, request.use_activation)
@@ -95,10 +88,6 @@ class ClassifyHandler:
             items.append(ClassifiedItem(index, label, probabilities.tolist(), len(probabilities)))
         name = f"classify-{secrets.token_hex(12)}"
         return ClassifyResponse(name, int(time.time()), request.model, items, count_usage(results))
-
-    def _parse(self, body: bytes) -> tuple[ClassifyRequest, list[GenerationRequest]]:
-        request, ignored = self._decoder.decode(body)
-        return request, input_generations(request, ignored, self._families)
 
 
 async def classify_prompts(

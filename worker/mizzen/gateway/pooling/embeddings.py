@@ -10,12 +10,10 @@ import msgspec
 from msgspec import Meta
 from starlette.types import Scope
 
-from mizzen.gateway.fields.decoder import BodyDecoder
-from mizzen.gateway.fields.rules import UNUSED, Rules
 from mizzen.gateway.openai.output_form import FamilyOptions
 from mizzen.gateway.openai.response_bodies import InputUsage
 from mizzen.gateway.openai.schemas import Count, doc
-from mizzen.gateway.pooling.inputs import PooledInput, input_generations
+from mizzen.gateway.pooling.inputs import InputReader, PooledInput
 from mizzen.gateway.pooling.service_model import find_service_model
 from mizzen.gateway.pooling.vectors import (
     EncodingFormat,
@@ -28,12 +26,9 @@ from mizzen.gateway.requests.fan_out import count_placement, new_routed_requests
 from mizzen.gateway.requests.generation_request import GenerationRequest
 from mizzen.gateway.requests.routed_request import RoutedRequest
 from mizzen.gateway.routing.dispatcher import EmbeddingResult
-from mizzen.gateway.telemetry.request_record import get_record
 
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
-
-RULES: Rules = {"user": UNUSED}
 
 
 class EmbeddingRequest(PooledInput, forbid_unknown_fields=True, kw_only=True):
@@ -87,8 +82,7 @@ class EmbeddingsHandler:
 
     def __init__(self, gateway: Gateway, families: FamilyOptions) -> None:
         self._gateway = gateway
-        self._families = families
-        self._decoder = BodyDecoder(EmbeddingRequest, RULES, strict=gateway.config.strict_fields)
+        self._reader = InputReader(gateway, families, EmbeddingRequest)
 
     async def __call__(self, body: bytes, scope: Scope) -> EmbeddingResponse:
         """Return an embedding for each input in a request body.
@@ -97,8 +91,7 @@ class EmbeddingsHandler:
             ApiError: the request is invalid, or no engine could serve it.
         """
         gateway = self._gateway
-        request, generations = await gateway.body_reader.parse_body(body, self._parse, scope)
-        get_record(scope).ignored_fields = generations[0].ignored_fields
+        request, generations = await self._reader.read(body, scope)
         if request.dimensions is not None:
             served = await find_service_model(gateway, scope, generations[0])
             any_length = gateway.config.any_dimensions
@@ -111,10 +104,6 @@ class EmbeddingsHandler:
         encoded = await encode_vectors(vectors, request.encoding_format)
         items = [EmbeddingItem(index, text) for index, text in enumerate(encoded)]
         return EmbeddingResponse(items, request.model, count_usage(results))
-
-    def _parse(self, body: bytes) -> tuple[EmbeddingRequest, list[GenerationRequest]]:
-        request, ignored = self._decoder.decode(body)
-        return request, input_generations(request, ignored, self._families)
 
 
 def count_usage(results: Sequence[EmbeddingResult]) -> InputUsage:

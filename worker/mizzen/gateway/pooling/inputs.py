@@ -5,27 +5,37 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import Meta
+from starlette.types import Scope
 
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.gateway.errors import invalid
+from mizzen.gateway.fields.decoder import BodyDecoder
+from mizzen.gateway.fields.rules import UNUSED, Rules
 from mizzen.gateway.openai.messages import Message, template_messages
 from mizzen.gateway.openai.output_form import ChatOutputForm, FamilyOptions
 from mizzen.gateway.openai.parse import check_template_kwargs, parse_prompts
 from mizzen.gateway.openai.schemas import PROMPTS, Priority, doc
 from mizzen.gateway.requests.generation_request import GenerationRequest, Prompt, PromptSource
 from mizzen.gateway.requests.text_batch import BatchedText, TextBatch, TruncatedTokens, check_truncation
+from mizzen.gateway.telemetry.request_record import get_record
 
+if TYPE_CHECKING:
+    from mizzen.gateway.gateway import Gateway
+
+RULES: Rules = {"user": UNUSED}
 MAX_INPUTS = 2048
 MAX_JOINED_LENGTH = 16 * 1024 * 1024
 """Maximum product of the length of a text (in characters) or of token ids that begins several prompts of a
 request, and the number of these prompts."""
 ONE_PASS = SamplingParams(temperature=0.0, max_tokens=1)
 """Sampling parameters of requests that generate nothing."""
+
+R = TypeVar("R", bound="PooledInput")
 
 
 class PooledInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -68,6 +78,29 @@ class PooledInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ] = None
     priority: Annotated[Priority | None, doc("As in chat completions.")] = None
     user: Annotated[str | None, doc("Accepted, not used.")] = None
+
+
+class InputReader(Generic[R]):
+    """Reads bodies of one type of request."""
+
+    def __init__(self, gateway: Gateway, families: FamilyOptions, kind: type[R]) -> None:
+        self._gateway = gateway
+        self._families = families
+        self._decoder = BodyDecoder(kind, RULES, strict=gateway.config.strict_fields)
+
+    async def read(self, body: bytes, scope: Scope) -> tuple[R, list[GenerationRequest]]:
+        """Return the request in a body, and a generation request for each of its inputs.
+
+        Raises:
+            ApiError: 400 if the request is invalid.
+        """
+        request, generations = await self._gateway.body_reader.parse_body(body, self._parse, scope)
+        get_record(scope).ignored_fields = generations[0].ignored_fields
+        return request, generations
+
+    def _parse(self, body: bytes) -> tuple[R, list[GenerationRequest]]:
+        request, ignored = self._decoder.decode(body)
+        return request, input_generations(request, ignored, self._families)
 
 
 def input_generations(

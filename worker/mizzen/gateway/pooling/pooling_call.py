@@ -12,14 +12,12 @@ from msgspec import Meta
 from starlette.types import Scope
 
 from mizzen.gateway.errors import invalid
-from mizzen.gateway.fields.decoder import BodyDecoder
-from mizzen.gateway.fields.rules import UNUSED, Rules
 from mizzen.gateway.openai.output_form import FamilyOptions
 from mizzen.gateway.openai.response_bodies import InputUsage
 from mizzen.gateway.openai.schemas import Count, doc
 from mizzen.gateway.pooling.classify import apply_activation, classify_prompts
 from mizzen.gateway.pooling.embeddings import count_usage, embed_prompts
-from mizzen.gateway.pooling.inputs import PooledInput, input_generations
+from mizzen.gateway.pooling.inputs import InputReader, PooledInput
 from mizzen.gateway.pooling.service_model import find_service_model
 from mizzen.gateway.pooling.vectors import (
     EncodingFormat,
@@ -28,13 +26,9 @@ from mizzen.gateway.pooling.vectors import (
     encode_vectors,
     shorten_vectors,
 )
-from mizzen.gateway.requests.generation_request import GenerationRequest
-from mizzen.gateway.telemetry.request_record import get_record
 
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
-
-RULES: Rules = {"user": UNUSED}
 
 
 class PoolingRequest(PooledInput, forbid_unknown_fields=True, kw_only=True):
@@ -82,8 +76,7 @@ class PoolingHandler:
 
     def __init__(self, gateway: Gateway, families: FamilyOptions) -> None:
         self._gateway = gateway
-        self._families = families
-        self._decoder = BodyDecoder(PoolingRequest, RULES, strict=gateway.config.strict_fields)
+        self._reader = InputReader(gateway, families, PoolingRequest)
 
     async def __call__(self, body: bytes, scope: Scope) -> PoolingResponse:
         """Return the vector of each input in a request body.
@@ -92,8 +85,7 @@ class PoolingHandler:
             ApiError: the request is invalid, or no engine could serve it.
         """
         gateway = self._gateway
-        request, generations = await gateway.body_reader.parse_body(body, self._parse, scope)
-        get_record(scope).ignored_fields = generations[0].ignored_fields
+        request, generations = await self._reader.read(body, scope)
         served = await find_service_model(gateway, scope, generations[0])
         activated = False not in (request.activation, request.use_activation)
         classifies = (request.task or served.properties.task) == "classify"
@@ -115,7 +107,3 @@ class PoolingHandler:
         items = [PooledItem(index, text) for index, text in enumerate(encoded)]
         name = f"pool-{secrets.token_hex(12)}"
         return PoolingResponse(name, int(time.time()), request.model, items, count_usage(results))
-
-    def _parse(self, body: bytes) -> tuple[PoolingRequest, list[GenerationRequest]]:
-        request, ignored = self._decoder.decode(body)
-        return request, input_generations(request, ignored, self._families)
