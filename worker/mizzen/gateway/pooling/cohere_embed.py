@@ -15,18 +15,11 @@ from mizzen.gateway.errors import invalid
 from mizzen.gateway.fields.decoder import BodyDecoder
 from mizzen.gateway.fields.rules import Rules, refuse
 from mizzen.gateway.openai.schemas import Count, Priority, doc
-from mizzen.gateway.pooling.embeddings import count_usage, embed_prompts
+from mizzen.gateway.pooling.embeddings import embed_vectors
 from mizzen.gateway.pooling.inputs import MAX_INPUTS, prompt_generations
 from mizzen.gateway.pooling.rerank import ApiVersion, BilledUnits, CohereMeta, CohereTokens
 from mizzen.gateway.pooling.service_model import find_service_model
-from mizzen.gateway.pooling.vectors import (
-    Vector,
-    check_dimensions,
-    check_finite,
-    encode_vectors,
-    run_off_loop,
-    shorten_vectors,
-)
+from mizzen.gateway.pooling.vectors import Vector, encode_vectors, run_off_loop
 from mizzen.gateway.requests.text_batch import WHOLE_CONTEXT
 from mizzen.gateway.telemetry.request_record import get_record
 from mizzen.gateway.text.model_properties import DOCUMENT_PROMPTS, QUERY_PROMPTS, ModelProperties
@@ -114,12 +107,6 @@ class CohereEmbedHandler:
         types = check_request(request)
         first = prompt_generations(request.model, request.texts[:1], "texts[{}]", priority=request.priority)
         served = await find_service_model(gateway, scope, first[0])
-        check_dimensions(
-            request.output_dimension,
-            served.properties,
-            "output_dimension",
-            any_length=gateway.config.any_dimensions,
-        )
         before = input_prompt(served.properties, request.input_type)
         generations = prompt_generations(
             request.model,
@@ -129,10 +116,9 @@ class CohereEmbedHandler:
             priority=request.priority,
             ignored=ignored,
         )
-        results = await embed_prompts(gateway, scope, generations, None, normalize=True)
-        vectors = [result.vector for result in results]
-        check_finite(vectors)
-        vectors = shorten_vectors(vectors, request.output_dimension, "output_dimension", normalize=True)
+        vectors, usage = await embed_vectors(
+            gateway, scope, generations, request.output_dimension, field="output_dimension"
+        )
         embeddings = CohereEmbeddings()
         for form in types:
             if form in ("float", "base64"):
@@ -141,7 +127,7 @@ class CohereEmbedHandler:
             else:
                 packed = await run_off_loop(vectors, lambda form=form: pack_bits(vectors, form))
                 setattr(embeddings, form, packed)
-        tokens = count_usage(results).prompt_tokens
+        tokens = usage.prompt_tokens
         meta = CohereMeta(ApiVersion(), BilledUnits(input_tokens=tokens), CohereTokens(tokens))
         return CohereEmbedResponse(f"embd-{secrets.token_hex(12)}", embeddings, request.texts, meta)
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
-from msgspec import Meta
 from starlette.types import Scope
 
 from mizzen.gateway.openai.output_form import FamilyOptions
@@ -16,7 +15,9 @@ from mizzen.gateway.openai.schemas import Count, doc
 from mizzen.gateway.pooling.inputs import InputReader, PooledInput
 from mizzen.gateway.pooling.service_model import find_service_model
 from mizzen.gateway.pooling.vectors import (
+    EncodedVector,
     EncodingFormat,
+    Vector,
     check_dimensions,
     check_finite,
     encode_vectors,
@@ -59,12 +60,7 @@ class EmbeddingItem(msgspec.Struct):
     """Embedding of the input at `index`."""
 
     index: int
-    embedding: Annotated[
-        msgspec.Raw,
-        Meta(
-            extra_json_schema={"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string"}]}
-        ),
-    ]
+    embedding: EncodedVector
     object: str = "embedding"
 
 
@@ -92,24 +88,57 @@ class EmbeddingsHandler:
         """
         gateway = self._gateway
         request, generations = await self._reader.read(body, scope)
-        if request.dimensions is not None:
-            served = await find_service_model(gateway, scope, generations[0])
-            any_length = gateway.config.any_dimensions
-            check_dimensions(request.dimensions, served.properties, "dimensions", any_length=any_length)
-        normalize = request.normalize is not False
-        results = await embed_prompts(gateway, scope, generations, request.pooling, normalize)
-        vectors = [result.vector for result in results]
-        check_finite(vectors)
-        vectors = shorten_vectors(vectors, request.dimensions, "dimensions", normalize=normalize)
+        vectors, usage = await embed_vectors(
+            gateway,
+            scope,
+            generations,
+            request.dimensions,
+            pooling=request.pooling,
+            normalize=request.normalize is not False,
+        )
         encoded = await encode_vectors(vectors, request.encoding_format)
         items = [EmbeddingItem(index, text) for index, text in enumerate(encoded)]
-        return EmbeddingResponse(items, request.model, count_usage(results))
+        return EmbeddingResponse(items, request.model, usage)
 
 
 def count_usage(results: Sequence[EmbeddingResult]) -> InputUsage:
     """Return the number of prompt tokens of all results."""
     tokens = sum(result.prompt_tokens for result in results)
     return InputUsage(tokens, tokens)
+
+
+async def embed_vectors(
+    gateway: Gateway,
+    scope: Scope,
+    generations: list[GenerationRequest],
+    dimensions: int | None,
+    *,
+    field: str = "dimensions",
+    pooling: str | None = None,
+    normalize: bool = True,
+) -> tuple[list[Vector], InputUsage]:
+    """Return the vector of each prompt, in order, and the number of prompt tokens.
+
+    Args:
+        gateway: The gateway.
+        scope: ASGI scope of the HTTP request.
+        generations: One request per prompt.
+        dimensions: Number of elements to which the vectors are shortened; None for all.
+        field: Field of the body that holds `dimensions`.
+        pooling: As in `embed_prompts`.
+        normalize: True to scale the vectors, after shortening, to length 1.
+
+    Raises:
+        ApiError: the vectors may not be shortened to this number, or could not be computed.
+    """
+    if dimensions is not None:
+        served = await find_service_model(gateway, scope, generations[0])
+        any_length = gateway.config.any_dimensions
+        check_dimensions(dimensions, served.properties, field, any_length=any_length)
+    results = await embed_prompts(gateway, scope, generations, pooling, normalize)
+    vectors = [result.vector for result in results]
+    check_finite(vectors)
+    return shorten_vectors(vectors, dimensions, field, normalize=normalize), count_usage(results)
 
 
 async def embed_prompts(

@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
-from msgspec import Meta
 from starlette.types import Scope
 
 from mizzen.gateway.errors import invalid
@@ -16,16 +15,10 @@ from mizzen.gateway.openai.output_form import FamilyOptions
 from mizzen.gateway.openai.response_bodies import InputUsage
 from mizzen.gateway.openai.schemas import Count, doc
 from mizzen.gateway.pooling.classify import apply_activation, classify_prompts
-from mizzen.gateway.pooling.embeddings import count_usage, embed_prompts
+from mizzen.gateway.pooling.embeddings import count_usage, embed_vectors
 from mizzen.gateway.pooling.inputs import InputReader, PooledInput
 from mizzen.gateway.pooling.service_model import find_service_model
-from mizzen.gateway.pooling.vectors import (
-    EncodingFormat,
-    check_dimensions,
-    check_finite,
-    encode_vectors,
-    shorten_vectors,
-)
+from mizzen.gateway.pooling.vectors import EncodedVector, EncodingFormat, encode_vectors
 
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
@@ -51,12 +44,7 @@ class PooledItem(msgspec.Struct):
     """Vector of the input at `index`."""
 
     index: int
-    data: Annotated[
-        msgspec.Raw,
-        Meta(
-            extra_json_schema={"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string"}]}
-        ),
-    ]
+    data: EncodedVector
     object: str = "pooling"
 
 
@@ -96,14 +84,12 @@ class PoolingHandler:
             vectors = [
                 apply_activation(result.vector, served.properties, activated=activated) for result in results
             ]
+            usage = count_usage(results)
         else:
-            any_length = gateway.config.any_dimensions
-            check_dimensions(request.dimensions, served.properties, "dimensions", any_length=any_length)
-            results = await embed_prompts(gateway, scope, generations, None, normalize=activated)
-            vectors = [result.vector for result in results]
-            check_finite(vectors)
-            vectors = shorten_vectors(vectors, request.dimensions, "dimensions", normalize=activated)
+            vectors, usage = await embed_vectors(
+                gateway, scope, generations, request.dimensions, normalize=activated
+            )
         encoded = await encode_vectors(vectors, request.encoding_format)
         items = [PooledItem(index, text) for index, text in enumerate(encoded)]
         name = f"pool-{secrets.token_hex(12)}"
-        return PoolingResponse(name, int(time.time()), request.model, items, count_usage(results))
+        return PoolingResponse(name, int(time.time()), request.model, items, usage)

@@ -6,10 +6,11 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from mizzen.gateway.errors import ApiError, invalid
@@ -17,6 +18,11 @@ from mizzen.gateway.text.model_properties import ModelProperties
 
 Vector: TypeAlias = "NDArray[np.float32]"
 EncodingFormat: TypeAlias = Literal["float", "base64"]
+EncodedVector: TypeAlias = Annotated[
+    msgspec.Raw,
+    Meta(extra_json_schema={"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string"}]}),
+]
+"""A vector as JSON in one of the formats of `EncodingFormat`."""
 
 OFF_LOOP_NUMBERS = 16_384
 """Number of numbers above which they are written in a thread; this many take about two milliseconds."""
