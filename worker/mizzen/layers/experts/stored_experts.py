@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from mizzen.layers.experts.quantized_stack import QuantizedExperts, stack_experts
-from mizzen.layers.linear_methods.base import LinearKind, LinearPart, LinearSpec
+from mizzen.layers.linear_methods.base import LinearKind, LinearPart, LinearSpec, list_weight_targets
 from mizzen.layers.quantized.canonical import QuantizedWeight
 from mizzen.layers.quantized.convert import convert_layer
 from mizzen.layers.quantized.round_to_nearest import check_columns, round_weight
@@ -141,17 +141,8 @@ class RoundedExperts:
     def targets(self) -> Iterator[tuple[int, WeightTarget]]:
         """Yield the index of an expert, and the destination of one of its tensors."""
         for index, (parts, staging) in enumerate(zip(self.projection.experts, self.stagings, strict=True)):
-            for part in parts:
-                yield (
-                    index,
-                    WeightTarget(
-                        name=f"{part.name}.weight",
-                        shape=part.shape,
-                        shard=(part.rows, part.columns),
-                        destination=staging.shape[part.merged_rows],
-                        staging=staging,
-                    ),
-                )
+            for target in list_weight_targets(parts, staging.shape, staging):
+                yield index, target
 
     def take(self) -> QuantizedExperts:
         """Return the loaded weights; see `ExpertTensors`."""

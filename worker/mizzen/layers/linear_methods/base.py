@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from mizzen.layers.staging import Staging
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.block import Activation
 
@@ -210,6 +211,26 @@ class LinearMethod(ABC):
 
     def set_prefill_fusion(self, enabled: bool) -> None:  # noqa: B027 (optional)
         """Allow or forbid kernels that save memory of prefills, in layers whose outputs are gate and up."""
+
+
+def list_weight_targets(
+    parts: Iterable[LinearPart], weight: torch.Tensor, staging: Staging | None = None
+) -> Iterator[WeightTarget]:
+    """Yield the destinations of the unquantized weights of all parts.
+
+    Args:
+        parts: Layers of the checkpoint, and their places in the merged layer.
+        weight: The merged weight [rows, columns], or the `shape` of `staging`.
+        staging: Temporary buffer that is filled instead of a parameter.
+    """
+    for part in parts:
+        yield WeightTarget(
+            name=f"{part.name}.weight",
+            shape=part.shape,
+            shard=(part.rows, part.columns),
+            destination=weight[part.merged_rows],
+            staging=staging,
+        )
 
 
 def list_bias_targets(spec: LinearSpec, bias: torch.Tensor | None) -> Iterator[WeightTarget]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from mizzen.layers.linear_methods.base import LinearMethod, LinearSpec, list_bias_targets
+from mizzen.layers.linear_methods.base import LinearMethod, LinearSpec, list_bias_targets, list_weight_targets
 from mizzen.layers.weight_target import WeightTarget
 
 
@@ -22,13 +22,7 @@ class UnquantizedLinear(LinearMethod):
 
     def targets(self) -> Iterator[WeightTarget]:
         """Yield the destinations of the weights and biases of all parts."""
-        for part in self.spec.parts:
-            yield WeightTarget(
-                name=f"{part.name}.weight",
-                shape=part.shape,
-                shard=(part.rows, part.columns),
-                destination=self.weight[part.merged_rows],
-            )
+        yield from list_weight_targets(self.spec.parts, self.weight)
         yield from list_bias_targets(self.spec, self.bias)
 
     def permute_rows(self, order: torch.Tensor) -> None:

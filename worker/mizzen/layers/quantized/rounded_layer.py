@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from mizzen.layers.linear_methods.base import LinearSpec
+from mizzen.layers.linear_methods.base import LinearSpec, list_weight_targets
 from mizzen.layers.quantized.canonical import QuantizedWeight
 from mizzen.layers.quantized.round_to_nearest import check_columns, round_weight
 from mizzen.layers.staging import Staging
@@ -35,14 +35,7 @@ class RoundedLayer:
 
     def targets(self) -> Iterator[WeightTarget]:
         """Yield the destinations of the checkpoint's tensors."""
-        for part in self.spec.parts:
-            yield WeightTarget(
-                name=f"{part.name}.weight",
-                shape=part.shape,
-                shard=(part.rows, part.columns),
-                destination=self._staging.shape[part.merged_rows],
-                staging=self._staging,
-            )
+        yield from list_weight_targets(self.spec.parts, self._staging.shape, self._staging)
 
     def take_weight(self) -> QuantizedWeight:
         """Return the weight, which this object no longer holds afterwards.
