@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
 from mizzen.layers.context import BuildContext
+from mizzen.layers.experts.expert_parts import ExpertParts
 from mizzen.layers.experts.quantized_stack import QuantizedExperts
-from mizzen.layers.experts.stored_experts import ExpertTensors, Projection, make_tensors, stack_target
+from mizzen.layers.experts.stored_experts import ExpertTensors, Projection, make_tensors
 from mizzen.layers.linear_methods.base import LinearPart
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.experts_config import ExpertLayout, ExpertsConfig
@@ -66,14 +67,26 @@ class QuantizedExpertWeights:
                 f"supported in this format ({describe_scheme(scheme)}): use the checkpoint in bfloat16 or "
                 "MXFP4"
             )
-        self.separate = experts.layout is ExpertLayout.SEPARATE
-        if not self.separate and not online:
-            check_stacked(scheme, experts, prefix)
         self.shard = build.mesh.tensor.shard(experts.width, experts.width_field)
-        self._own_width = self.shard.stop - self.shard.start
-        self._stored: dict[str, ExpertTensors] = {
-            "gate_up": make_tensors(self._gate_up(build), scheme, online=online),
-            "down": make_tensors(self._down(build), scheme, online=online),
+        parts = ExpertParts(config=experts, hidden=hidden, prefix=prefix, shard=self.shard)
+        if not parts.separate and not online:
+            check_stacked(scheme, experts, prefix)
+
+        def make(layers: Iterable[tuple[LinearPart, ...]], rows: int, columns: int) -> ExpertTensors:
+            projection = Projection(
+                parts=parts,
+                experts=tuple(layers),
+                rows=rows,
+                columns=columns,
+                dtype=build.dtype,
+                device=build.device,
+            )
+            return make_tensors(projection, scheme, online=online)
+
+        indices = range(experts.count)
+        self._stored = {
+            "gate_up": make(map(parts.gate_up, indices), 2 * parts.own_width, hidden),
+            "down": make(map(parts.down, indices), hidden, parts.own_width),
         }
         self._loaded: dict[str, QuantizedExperts] = {}
         build.methods.append(self)
@@ -90,13 +103,8 @@ class QuantizedExpertWeights:
 
     def targets(self) -> Iterator[WeightTarget]:
         """Yield the destinations of the checkpoint's tensors; nothing once these are converted."""
-        count, transposed = self.config.count, self.config.layout is ExpertLayout.TRANSPOSED
         for tensors in self._stored.values():
-            for expert, target in tensors.targets():
-                if self.separate:
-                    yield target
-                else:
-                    yield stack_target(target, expert, count, transposed=transposed)
+            yield from tensors.targets()
 
     def finish(self) -> None:
         """Convert the stored tensors to the canonical form, and free them.
@@ -123,60 +131,6 @@ class QuantizedExpertWeights:
         if name not in self._loaded:
             raise RuntimeError(f"the experts of {self.prefix} are not loaded")
         return self._loaded[name]
-
-    def _gate_up(self, build: BuildContext) -> Projection:
-        names, width = self.config.names, self.config.width
-        columns, experts = slice(0, self.hidden), []
-        for expert in range(self.config.count):
-            parts = []
-            for half, name in enumerate(names.gate_up):
-                # In a tensor of all experts, the up rows follow the gate rows.
-                offset = 0 if self.separate else half * width
-                total = width if self.separate else 2 * width
-                full_name = self._name(expert, name, names.stacked_gate_up)
-                rows = slice(offset + self.shard.start, offset + self.shard.stop)
-                parts.append(
-                    LinearPart(
-                        name=full_name,
-                        first_row=half * self._own_width,
-                        rows=rows,
-                        columns=columns,
-                        shape=(total, self.hidden),
-                    )
-                )
-            experts.append(tuple(parts))
-        return Projection(
-            experts=tuple(experts),
-            rows=2 * self._own_width,
-            columns=self.hidden,
-            dtype=build.dtype,
-            device=build.device,
-        )
-
-    def _down(self, build: BuildContext) -> Projection:
-        names, experts = self.config.names, []
-        for expert in range(self.config.count):
-            part = LinearPart(
-                name=self._name(expert, names.down, names.stacked_down),
-                first_row=0,
-                rows=slice(0, self.hidden),
-                columns=self.shard,
-                shape=(self.hidden, self.config.width),
-            )
-            experts.append((part,))
-        return Projection(
-            experts=tuple(experts),
-            rows=self.hidden,
-            columns=self._own_width,
-            dtype=build.dtype,
-            device=build.device,
-        )
-
-    def _name(self, expert: int, separate: str, stacked: str) -> str:
-        """Return the name of an expert's layer, without `.weight`."""
-        if not self.separate:
-            return self.prefix + stacked
-        return f"{self.prefix}{self.config.names.experts}.{expert}.{separate}"
 
 
 def check_stacked(scheme: WeightScheme, experts: ExpertsConfig, prefix: str) -> None:

@@ -8,13 +8,14 @@ by expert, because each expert has an order of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 import torch
 
+from mizzen.layers.experts.expert_parts import ExpertParts
 from mizzen.layers.experts.quantized_stack import QuantizedExperts, stack_experts
 from mizzen.layers.linear_methods.base import LinearKind, LinearPart, LinearSpec, list_weight_targets
 from mizzen.layers.quantized.canonical import QuantizedWeight
@@ -31,8 +32,10 @@ from mizzen.weights.checkpoint_files import WeightsError
 class Projection:
     """One projection of the experts that a rank holds: gate and up together, or down."""
 
+    parts: ExpertParts
+    """Shards of all projections."""
     experts: tuple[tuple[LinearPart, ...], ...]
-    """Parts of each expert; `first_row` counts from the expert's first row."""
+    """Parts of each expert in this projection; `first_row` counts from the expert's first row."""
     rows: int
     """Rows of one expert on this rank."""
     columns: int
@@ -55,8 +58,8 @@ class Projection:
 class ExpertTensors(Protocol):
     """Tensors of a projection while it is loaded."""
 
-    def targets(self) -> Iterator[tuple[int, WeightTarget]]:
-        """Yield the index of an expert on this rank, and the destination of one of its tensors."""
+    def targets(self) -> Iterator[WeightTarget]:
+        """Yield the destinations of the checkpoint's tensors."""
         ...
 
     def take(self) -> QuantizedExperts:
@@ -73,7 +76,7 @@ class MergedExperts:
 
     def __init__(self, projection: Projection, scheme: WeightScheme) -> None:
         rows = projection.rows
-        self.rows = rows
+        self.projection = projection
         self.owners = [index for index, parts in enumerate(projection.experts) for _ in parts]
         parts = tuple(
             replace(part, first_row=index * rows + part.first_row)
@@ -82,30 +85,31 @@ class MergedExperts:
         )
         self.layer = StoredLayer(projection.spec(parts, len(projection.experts) * rows), scheme)
 
-    def targets(self) -> Iterator[tuple[int, WeightTarget]]:
-        """Yield the index of an expert, and the destination of one of its tensors."""
-        per_part = len(self.layer.layout)
+    def targets(self) -> Iterator[WeightTarget]:
+        """Yield the destinations of the checkpoint's tensors."""
+        per_part, parts = len(self.layer.layout), self.projection.parts
         for index, target in enumerate(self.layer.targets()):
-            yield self.owners[index // per_part], target
+            yield parts.in_checkpoint(self.owners[index // per_part], target)
 
     def take(self) -> QuantizedExperts:
         """Return the loaded weights; see `ExpertTensors`."""
-        return QuantizedExperts(weight=convert_layer(self.layer), rows=self.rows)
+        return QuantizedExperts(weight=convert_layer(self.layer), rows=self.projection.rows)
 
 
 class OrderedExperts:
     """Tensors of experts in activation order, which are converted expert by expert."""
 
     def __init__(self, projection: Projection, scheme: WeightScheme) -> None:
+        self.projection = projection
         self.layers = [
             StoredLayer(projection.spec(parts, projection.rows), scheme) for parts in projection.experts
         ]
 
-    def targets(self) -> Iterator[tuple[int, WeightTarget]]:
-        """Yield the index of an expert, and the destination of one of its tensors."""
+    def targets(self) -> Iterator[WeightTarget]:
+        """Yield the destinations of the checkpoint's tensors."""
         for index, layer in enumerate(self.layers):
             for target in layer.targets():
-                yield index, target
+                yield self.projection.parts.in_checkpoint(index, target)
 
     def take(self) -> QuantizedExperts:
         """Return the loaded weights; see `ExpertTensors`."""
@@ -138,11 +142,11 @@ class RoundedExperts:
             for index in range(len(projection.experts))
         ]
 
-    def targets(self) -> Iterator[tuple[int, WeightTarget]]:
-        """Yield the index of an expert, and the destination of one of its tensors."""
+    def targets(self) -> Iterator[WeightTarget]:
+        """Yield the destinations of the checkpoint's tensors."""
         for index, (parts, staging) in enumerate(zip(self.projection.experts, self.stagings, strict=True)):
             for target in list_weight_targets(parts, staging.shape, staging):
-                yield index, target
+                yield self.projection.parts.in_checkpoint(index, target)
 
     def take(self) -> QuantizedExperts:
         """Return the loaded weights; see `ExpertTensors`."""
@@ -182,27 +186,3 @@ def make_tensors(projection: Projection, scheme: WeightScheme, *, online: bool) 
     if isinstance(scheme, PackedIntegers) and scheme.activation_order:
         return OrderedExperts(projection, scheme)
     return MergedExperts(projection, scheme)
-
-
-def stack_target(target: WeightTarget, expert: int, count: int, *, transposed: bool) -> WeightTarget:
-    """Return the destination in a tensor of all experts for that of a tensor of one expert.
-
-    Args:
-        target: Destination of a tensor of one expert, whose name ends with `.weight` or `.weight_...`.
-        expert: Index of the expert in the tensor of all experts.
-        count: Number of experts in that tensor.
-        transposed: Whether the tensor of all experts holds transposed matrices.
-    """
-    layer, _, suffix = target.name.rpartition(".")
-    order: Sequence[int] = range(len(target.shape))
-    order = order[::-1] if transposed else order
-    destination = target.destination.permute(*order) if transposed else target.destination
-    return replace(
-        target,
-        name=layer + suffix.removeprefix("weight"),
-        other_names=(),
-        shape=(count, *(target.shape[place] for place in order)),
-        other_shapes=(),
-        shard=(slice(expert, expert + 1), *(target.shard[place] for place in order)),
-        destination=destination[None],
-    )
