@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 
 from mizzen.layers.context import BuildContext
-from mizzen.layers.experts.biases import allocate_biases, bias_targets
 from mizzen.layers.experts.quantized_stack import QuantizedExperts
+from mizzen.layers.experts.stored_weights import StoredExpertWeights
 from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
 from mizzen.layers.quantized.dummy_values import fill_integers
 from mizzen.layers.weight_target import WeightTarget
@@ -34,7 +34,14 @@ class BlockTensors:
     """
 
     def __init__(
-        self, build: BuildContext, name: str, shape: tuple[int, int, int], rows: slice, columns: slice
+        self,
+        build: BuildContext,
+        name: str,
+        shape: tuple[int, int, int],
+        rows: slice,
+        columns: slice,
+        *,
+        interleaved: bool = False,
     ) -> None:
         """Allocate this rank's shard.
 
@@ -44,7 +51,9 @@ class BlockTensors:
             shape: Experts, rows and columns of the whole projection.
             rows: Rows of each expert that this rank holds.
             columns: Columns that this rank holds; an even number of them.
+            interleaved: Whether rows of gate and up alternate; in the result, the gate rows come first.
         """
+        self.interleaved = interleaved
         self.name, self.shape, self.rows, self.columns = name, shape, rows, columns
         self.blocks = slice(columns.start // MXFP4_BLOCK, -(-columns.stop // MXFP4_BLOCK))
         count, own_rows = shape[0], rows.stop - rows.start
@@ -81,11 +90,8 @@ class BlockTensors:
                 fill=float(exponent),
             )
 
-    def convert(self, *, interleaved: bool) -> QuantizedExperts:
+    def take(self) -> QuantizedExperts:
         """Return the loaded weights in canonical form, which has the codes in the same memory.
-
-        Args:
-            interleaved: Whether rows of gate and up alternate; in the result, the gate rows come first.
 
         Raises:
             WeightsError: A scale is NaN.
@@ -94,7 +100,7 @@ class BlockTensors:
             raise WeightsError(
                 f"{self.name}_scales contains NaN (exponent {NAN_EXPONENT}): fetch the model again"
             )
-        if interleaved:
+        if self.interleaved:
             for tensor in (*self.codes, *self.exponents):
                 tensor.copy_(tensor.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1))
         own_columns = self.columns.stop - self.columns.start
@@ -112,68 +118,22 @@ class BlockTensors:
         return QuantizedExperts(weight=weight, rows=self.codes.shape[1])
 
 
-class Mxfp4ExpertWeights:
-    """Weights of the experts of a layer in MXFP4; a rank holds a shard of the inner elements of each expert.
+class Mxfp4ExpertWeights(StoredExpertWeights):
+    """Weights of the experts of a layer in MXFP4.
 
     A shard may begin and end within a block, whose scale both ranks then hold.
     """
 
     def __init__(self, build: BuildContext, experts: ExpertsConfig, hidden: int, prefix: str) -> None:
-        self.config, self.hidden, self.prefix = experts, hidden, prefix
-        self.shard = build.mesh.tensor.shard(experts.width, experts.width_field)
-        self.biases = allocate_biases(build, experts, hidden)
+        super().__init__(build, experts, hidden, prefix)
         names, width, everything = experts.names, experts.width, slice(0, hidden)
         pairs = slice(2 * self.shard.start, 2 * self.shard.stop)
         gate_up, down = (experts.count, 2 * width, hidden), (experts.count, hidden, width)
         self._stored = {
-            "gate_up": BlockTensors(build, prefix + names.stacked_gate_up, gate_up, pairs, everything),
+            "gate_up": BlockTensors(
+                build, prefix + names.stacked_gate_up, gate_up, pairs, everything, interleaved=True
+            ),
             "down": BlockTensors(build, prefix + names.stacked_down, down, everything, self.shard),
         }
-        self._loaded: dict[str, QuantizedExperts] = {}
         self.dtype = build.dtype
         """Data type of the model, to which weights are dequantized."""
-        build.methods.append(self)
-
-    @property
-    def gate_up(self) -> QuantizedExperts:
-        """Gate and up projections, [2 * width of this rank, hidden] for each expert, gate before up."""
-        return self._find("gate_up")
-
-    @property
-    def down(self) -> QuantizedExperts:
-        """Down projections, [hidden, width of this rank] for each expert."""
-        return self._find("down")
-
-    def targets(self) -> Iterator[WeightTarget]:
-        """Yield the destinations of the checkpoint's tensors."""
-        for tensors in self._stored.values():
-            yield from tensors.targets()
-        if self.biases is not None:
-            everything = slice(0, self.config.count)
-            yield from bias_targets(
-                self.biases, self.config, self.hidden, everything, self.shard, self.prefix
-            )
-
-    def finish(self) -> None:
-        """Convert the stored tensors to the canonical form.
-
-        Raises:
-            WeightsError: A scale is NaN.
-        """
-        for name in list(self._stored):
-            self._loaded[name] = self._stored.pop(name).convert(interleaved=name == "gate_up")
-
-    def format_bytes(self) -> Mapping[str, int]:
-        """Return the bytes of the loaded weights with their scales, by their format."""
-        loaded = self._loaded.values()
-        return {each.weight.format: sum(other.size for other in loaded) for each in loaded}
-
-    def _find(self, name: str) -> QuantizedExperts:
-        """Return a loaded projection.
-
-        Raises:
-            RuntimeError: It is not loaded.
-        """
-        if name not in self._loaded:
-            raise RuntimeError(f"the experts of {self.prefix} are not loaded")
-        return self._loaded[name]

@@ -17,15 +17,14 @@ from mizzen.layers.experts.products import (
 )
 from mizzen.layers.experts.quantized_stack import QuantizedExperts
 from mizzen.layers.experts.quantized_weights import QuantizedExpertWeights
+from mizzen.layers.experts.stored_weights import StoredExpertWeights
 from mizzen.layers.linear_methods.base import GateActivation
-
-StoredExperts = QuantizedExpertWeights | Mxfp4ExpertWeights
 
 
 class DequantizedExperts:
     """Dequantizes one expert after the other for each batch."""
 
-    def __init__(self, weights: StoredExperts, activation: GateActivation) -> None:
+    def __init__(self, weights: StoredExpertWeights, activation: GateActivation) -> None:
         """Keep the weights, which may be loaded later."""
         self.weights, self.activation = weights, activation
         self.experts = weights.config.count
@@ -83,7 +82,7 @@ def restore(experts: QuantizedExperts, ends: torch.Tensor) -> torch.Tensor:
 
 
 def make_quantized_product(
-    weights: StoredExperts, activation: GateActivation, device: torch.device, *, fused: bool
+    weights: StoredExpertWeights, activation: GateActivation, device: torch.device, *, fused: bool
 ) -> ExpertProduct:
     """Make the fastest product for the device and the format of the experts' weights.
 

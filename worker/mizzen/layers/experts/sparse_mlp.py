@@ -12,9 +12,10 @@ from mizzen.layers.activation import ActivationFunction, make_activation
 from mizzen.layers.context import BuildContext
 from mizzen.layers.experts.mxfp4_weights import Mxfp4ExpertWeights
 from mizzen.layers.experts.products import ExpertProduct, make_product
-from mizzen.layers.experts.quantized_products import StoredExperts, make_quantized_product
+from mizzen.layers.experts.quantized_products import make_quantized_product
 from mizzen.layers.experts.quantized_weights import QuantizedExpertWeights
 from mizzen.layers.experts.router import ExpertRouter
+from mizzen.layers.experts.stored_weights import StoredExpertWeights
 from mizzen.layers.experts.weights import ExpertWeights
 from mizzen.layers.linear import all_reduce_add_norm
 from mizzen.layers.linear_methods.base import InputNorm, LinearMethod
@@ -63,7 +64,7 @@ class SharedExpert:
 
 def make_experts(
     build: BuildContext, config: ModelConfig, experts: ExpertsConfig, prefix: str
-) -> tuple[ExpertWeights | StoredExperts, ExpertProduct]:
+) -> tuple[ExpertWeights | StoredExpertWeights, ExpertProduct]:
     """Make the weights of the experts of one layer, and the product of tokens with them.
 
     Raises:
@@ -79,7 +80,7 @@ def make_experts(
         )
         return weights, product
     if isinstance(scheme, Mxfp4Weights):
-        quantized: StoredExperts = Mxfp4ExpertWeights(build, experts, config.hidden_size, prefix)
+        quantized: StoredExpertWeights = Mxfp4ExpertWeights(build, experts, config.hidden_size, prefix)
     else:
         quantized = QuantizedExpertWeights(
             build, experts, config.hidden_size, prefix, scheme, online=config.quantization.online

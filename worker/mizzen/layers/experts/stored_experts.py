@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 import torch
 
 from mizzen.layers.experts.expert_parts import ExpertParts
 from mizzen.layers.experts.quantized_stack import QuantizedExperts, stack_experts
+from mizzen.layers.experts.stored_weights import ExpertTensors
 from mizzen.layers.linear_methods.base import LinearKind, LinearPart, LinearSpec, list_weight_targets
 from mizzen.layers.quantized.canonical import QuantizedWeight
 from mizzen.layers.quantized.convert import convert_layer
@@ -53,22 +53,6 @@ class Projection:
             dtype=self.dtype,
             device=self.device,
         )
-
-
-class ExpertTensors(Protocol):
-    """Tensors of a projection while it is loaded."""
-
-    def targets(self) -> Iterator[WeightTarget]:
-        """Yield the destinations of the checkpoint's tensors."""
-        ...
-
-    def take(self) -> QuantizedExperts:
-        """Return the loaded weights, whose stored tensors are freed.
-
-        Raises:
-            WeightsError: A tensor has invalid values.
-        """
-        ...
 
 
 class MergedExperts:
