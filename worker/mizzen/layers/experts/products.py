@@ -41,11 +41,8 @@ class ExpertProduct(Protocol):
         ...
 
 
-class SortedProduct:
-    """Sorts pairs of token and expert by expert, and multiplies the tokens of one expert at a time.
-
-    The numbers of tokens must be known to the host, so that a GPU would have to be synchronised.
-    """
+class SingleExperts:
+    """Multiplies by the weights of one expert at a time."""
 
     partial = False
     """Whether other ranks hold further experts."""
@@ -68,6 +65,18 @@ class SortedProduct:
         self.experts = len(down)
         self.partial = partial
 
+    def run_expert(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
+        """Return the outputs [rows, hidden] of one expert for its inputs [rows, hidden]."""
+        gate_up = F.linear(rows, self.gate_up[expert], self.gate_up_bias[expert])
+        return F.linear(self.activation.gate(gate_up), self.down[expert], self.down_bias[expert])
+
+
+class SortedProduct(SingleExperts):
+    """Sorts pairs of token and expert by expert, and multiplies the tokens of one expert at a time.
+
+    The numbers of tokens must be known to the host, so that a GPU would have to be synchronised.
+    """
+
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return this rank's sums of outputs, float32 [tokens, hidden]; see `ExpertProduct`."""
         pairs = chosen.flatten()
@@ -80,11 +89,6 @@ class SortedProduct:
                 outputs[part] = self.run_expert(rows[part], expert)
                 start += count
         return sum_outputs(outputs, order, weights, chosen == self.experts if self.partial else None)
-
-    def run_expert(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
-        """Return the outputs [rows, hidden] of one expert for its inputs [rows, hidden]."""
-        gate_up = F.linear(rows, self.gate_up[expert], self.gate_up_bias[expert])
-        return F.linear(self.activation.gate(gate_up), self.down[expert], self.down_bias[expert])
 
 
 class GroupedProduct:
@@ -117,13 +121,7 @@ class GroupedProduct:
     @staticmethod
     def supports(gate_up: torch.Tensor, down: torch.Tensor) -> bool:
         """Return whether the weights have a type, a device and sizes that the grouped GEMM takes."""
-        sizes = (*gate_up.shape[1:], *down.shape[1:])
-        return (
-            gate_up.is_cuda
-            and gate_up.dtype == torch.bfloat16
-            and torch.cuda.get_device_capability(gate_up.device) >= GROUPED_CAPABILITY
-            and not any(size % ALIGNMENT for size in sizes)
-        )
+        return supports_grouped_gemm(gate_up.device, gate_up.dtype, *gate_up.shape[1:], *down.shape[1:])
 
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return this rank's sums of outputs, float32 [tokens, hidden]; see `ExpertProduct`."""
@@ -151,28 +149,12 @@ class GroupedProduct:
         return self.down
 
 
-class MaskedProduct:
+class MaskedProduct(SingleExperts):
     """Multiplies all tokens by every expert, and gives the outputs of experts not chosen the weight 0.
 
-    It is slow, but works with all types and sizes without the host knowing the choice.
+    It is slow, but works with all types and sizes without the host knowing the choice. Experts of other ranks
+    match none of this rank's, so that `partial` makes no difference.
     """
-
-    def __init__(
-        self,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
-        activation: GateActivation,
-        biases: ExpertBiases | None = None,
-        *,
-        partial: bool = False,
-    ) -> None:
-        """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width].
-
-        `partial` says that other ranks hold further experts, which makes no difference here.
-        """
-        self.gate_up, self.down, self.activation = gate_up, down, activation
-        self.gate_up_bias, self.down_bias = split_biases(biases, len(down))
-        self.experts = len(down)
 
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return this rank's sums of outputs, float32 [tokens, hidden]; see `ExpertProduct`."""
@@ -184,10 +166,15 @@ class MaskedProduct:
             total.add_(outputs.where(hits.any(-1, keepdim=True), 0))
         return total
 
-    def run_expert(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
-        """Return the outputs [rows, hidden] of one expert for its inputs [rows, hidden]."""
-        gate_up = F.linear(rows, self.gate_up[expert], self.gate_up_bias[expert])
-        return F.linear(self.activation.gate(gate_up), self.down[expert], self.down_bias[expert])
+
+def supports_grouped_gemm(device: torch.device, dtype: torch.dtype, *sizes: int) -> bool:
+    """Return whether PyTorch's grouped GEMM takes weights of a data type and of these sizes on a device."""
+    return (
+        device.type == "cuda"
+        and dtype == torch.bfloat16
+        and torch.cuda.get_device_capability(device) >= GROUPED_CAPABILITY
+        and not any(size % ALIGNMENT for size in sizes)
+    )
 
 
 def sum_outputs(

@@ -7,13 +7,12 @@ import torch
 
 from mizzen.layers.experts.mxfp4_weights import Mxfp4ExpertWeights
 from mizzen.layers.experts.products import (
-    ALIGNMENT,
-    GROUPED_CAPABILITY,
     ExpertProduct,
     GroupedProduct,
     MaskedProduct,
     SortedProduct,
     split_biases,
+    supports_grouped_gemm,
 )
 from mizzen.layers.experts.quantized_stack import QuantizedExperts
 from mizzen.layers.experts.quantized_weights import QuantizedExpertWeights
@@ -59,11 +58,7 @@ class GroupedMxfp4Product(GroupedProduct):
     def suits(weights: Mxfp4ExpertWeights, device: torch.device) -> bool:
         """Return whether the weights have sizes and a data type that the grouped GEMM takes on a device."""
         width = weights.shard.stop - weights.shard.start
-        return (
-            weights.dtype == torch.bfloat16
-            and torch.cuda.get_device_capability(device) >= GROUPED_CAPABILITY
-            and not any(size % ALIGNMENT for size in (width, weights.hidden))
-        )
+        return supports_grouped_gemm(device, weights.dtype, width, weights.hidden)
 
     def find_gate_up(self, ends: torch.Tensor) -> torch.Tensor:
         """Return the transposed weights of gate and up [experts, hidden, 2 * width]."""
