@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,3 +50,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("qwen3")
     make_model("qwen3").bfloat16().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def poisoned_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill the buffers of kernels with NaN or large numbers, so that whatever is not written shows."""
+    empty = torch.empty
+
+    def poisoned(*size: Any, **options: Any) -> torch.Tensor:
+        buffer = empty(*size, **options)
+        return buffer.fill_(float("nan") if buffer.is_floating_point() else 1 << 20)
+
+    monkeypatch.setattr(torch, "empty", poisoned)

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-import os
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
+from triton_device import DEVICE, DTYPE, GPU, RUNS_TRITON
 
 from mizzen.attention.base import DecodeRows, Geometry, PagedKV, PageTable
 from mizzen.attention.reference import ReferenceAttention
@@ -17,13 +17,7 @@ from mizzen.kernels.attention import flash_decode_mma, flash_decode_triton
 from mizzen.kernels.attention.flash_decode_triton import DecodeTiling, LayerKV, QKVPrep, SplitWorkspace
 from mizzen.kernels.attention.qk_norm_rope import qk_norm_rope
 
-GPU = torch.cuda.is_available()
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not GPU and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a CUDA device"),
-]
-DEVICE = torch.device("cuda" if GPU else "cpu")
-DTYPE = torch.bfloat16 if GPU else torch.float32
+pytestmark = RUNS_TRITON
 LONGEST = 400
 SLOTS = 6
 TILINGS = [

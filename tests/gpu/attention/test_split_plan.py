@@ -6,12 +6,11 @@ The plan's test runs in Triton's interpreter too (TRITON_INTERPRET=1).
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
 from attention_kit import SLOTS, CapturedBatch, make_kv
+from triton_device import DEVICE, GPU, RUNS_TRITON
 
 from mizzen.attention.base import DecodeRows, Geometry, PagedKV, PageTable, PlannedAttention
 from mizzen.attention.flash_decode import FlashDecodeAttention, FlashDecodeBatch
@@ -20,12 +19,7 @@ from mizzen.core.request import Int32
 from mizzen.kernels.attention import split_plan
 from mizzen.kernels.attention.qk_norm_rope import qk_norm_rope
 
-GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if GPU else "cpu")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not GPU and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a CUDA device"),
-]
+pytestmark = RUNS_TRITON
 ON_HOPPER = pytest.mark.skipif(
     not GPU or torch.cuda.get_device_capability()[0] < 9, reason="needs a Hopper GPU (or a later one)"
 )

@@ -6,7 +6,6 @@ The kernel's test runs in Triton's interpreter too (TRITON_INTERPRET=1).
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from small_models import VOCABULARY, make_model
+from triton_device import DEVICE, GPU, RUNS_TRITON
 
 from mizzen import LLM, SamplingParams
 from mizzen.core.step_plan import SlotOptions, SlotStart
@@ -23,13 +23,8 @@ from mizzen.engine.sampling.sampler import apply_penalties
 from mizzen.engine.uploader import Uploader
 from mizzen.offline import Completion
 
-GPU = torch.cuda.is_available()
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not GPU and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a CUDA device"),
-]
+pytestmark = RUNS_TRITON
 on_a_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA device")
-DEVICE = torch.device("cuda" if GPU else "cpu")
 
 
 @pytest.mark.parametrize("vocab", [7, 4096, 9001])

@@ -6,7 +6,6 @@ All but the tests of whole engines run in Triton's interpreter too (TRITON_INTER
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from small_models import VOCABULARY, make_model
+from triton_device import DEVICE, GPU, RUNS_TRITON
 
 from mizzen import LLM, SamplingParams
 from mizzen.core.step_plan import SlotLogprobs, SlotOptions, SlotStart
@@ -26,13 +26,8 @@ from mizzen.engine.sampling.sampler import rows_with_filters, sample, sample_pro
 from mizzen.engine.uploader import Uploader
 from mizzen.offline import Completion
 
-GPU = torch.cuda.is_available()
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not GPU and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a CUDA device"),
-]
+pytestmark = RUNS_TRITON
 on_a_gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA device")
-DEVICE = torch.device("cuda" if GPU else "cpu")
 DTYPES = [torch.float32, torch.bfloat16] if GPU else [torch.float32]
 UPLOAD = Uploader(DEVICE)
 VOCABULARIES = [7, 20, 4096, 9001, *([151936] if GPU else [])]

@@ -3,20 +3,14 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
+from triton_device import DEVICE, RUNS_TRITON
 
 from mizzen.kernels.quantization.dequantize_mxfp4 import dequantize_mxfp4
 from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
 
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not GPU and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a CUDA device"),
-]
+pytestmark = RUNS_TRITON
 
 
 def make_weight(experts: int, rows: int, columns: int, step: int) -> QuantizedWeight:

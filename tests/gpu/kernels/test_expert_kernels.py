@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from triton_device import DEVICE, DTYPE, GPU, RUNS_TRITON
 
 from mizzen.kernels.experts import align, few_rows, grouped_gemm, router, weighted_sum
 from mizzen.kernels.experts.few_rows import FewRowsTile
@@ -25,13 +25,7 @@ from mizzen.layers.experts.router import ExpertRouter
 from mizzen.models.block import Activation
 from mizzen.models.experts_config import ExpertsConfig, Scoring
 
-GPU = torch.cuda.is_available()
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not GPU and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a CUDA device"),
-]
-DEVICE = torch.device("cuda" if GPU else "cpu")
-DTYPE = torch.bfloat16 if GPU else torch.float32
+pytestmark = [*RUNS_TRITON, pytest.mark.usefixtures("poisoned_buffers")]
 TOLERANCE = 0.02 if GPU else 1e-5
 HELD, HIDDEN, WIDTH, PER_TOKEN = 5, 72, 40, 3
 NAN = float("nan")
@@ -50,19 +44,6 @@ SWAPPED = GroupedTile(16, 64, 32, 3, 4, swap=True)
 
 def normal(*shape: int, seed: int, dtype: torch.dtype = DTYPE) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
-
-
-@pytest.fixture(autouse=True)
-def poisoned_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill the buffers of kernels with NaN or large numbers, so that whatever is not written shows."""
-    empty = torch.empty
-
-    def poisoned(*size: Any, **options: Any) -> torch.Tensor:
-        buffer = empty(*size, **options)
-        return buffer.fill_(NAN if buffer.is_floating_point() else 1 << 20)
-
-    for module in (align, few_rows, grouped_gemm, router, weighted_sum):
-        monkeypatch.setattr(module.torch, "empty", poisoned)
 
 
 def choices(tokens: int, kind: str) -> torch.Tensor:

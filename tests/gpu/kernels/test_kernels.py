@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 
 import distribution
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from triton_device import DEVICE, GPU, RUNS_TRITON
 
 from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams
 from mizzen.core.step_plan import SlotOptions, SlotStart
@@ -27,12 +27,7 @@ from mizzen.kernels.sampling import sample as sampling
 from mizzen.kernels.swiglu import gate_mul
 from mizzen.layers.rope import rotate
 
-GPU = torch.cuda.is_available()
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not GPU and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a CUDA device"),
-]
-DEVICE = torch.device("cuda" if GPU else "cpu")
+pytestmark = RUNS_TRITON
 DTYPES = [torch.float32, torch.bfloat16] if GPU else [torch.float32]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 

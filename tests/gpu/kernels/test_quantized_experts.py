@@ -4,25 +4,19 @@ interpreter (TRITON_INTERPRET=1)."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 import torch
+from triton_device import DEVICE, DTYPE, GPU, RUNS_TRITON
 
-from mizzen.kernels.experts import align, quantized_gemm, weighted_sum
+from mizzen.kernels.experts import align, quantized_gemm
 from mizzen.layers.experts.quantized_kernel_product import GroupedQuantizedProduct, make_matrices
 from mizzen.layers.experts.quantized_stack import QuantizedExperts
 from mizzen.layers.quantized.canonical import Codes
 from random_weights import make_weight
 
-GPU = torch.cuda.is_available()
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not GPU and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a CUDA device"),
-]
-DEVICE = torch.device("cuda" if GPU else "cpu")
-DTYPE = torch.bfloat16 if GPU else torch.float32
+pytestmark = [*RUNS_TRITON, pytest.mark.usefixtures("poisoned_buffers")]
 TOLERANCE = 0.02 if GPU else 1e-5
 EXPERTS, HIDDEN, WIDTH, PER_TOKEN = 5, 72, 96, 3
 NAN = float("nan")
@@ -36,19 +30,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "uint4-zeros": {"codes": Codes.UINT4, "column_step": 8, "zeros": True, "dtype": torch.float16},
     "uint4-channel-zeros": {"codes": Codes.UINT4, "zeros": True},
 }
-
-
-@pytest.fixture(autouse=True)
-def poisoned_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill the buffers of kernels with NaN or large numbers, so that whatever is not written shows."""
-    empty = torch.empty
-
-    def poisoned(*size: Any, **options: Any) -> torch.Tensor:
-        buffer = empty(*size, **options)
-        return buffer.fill_(NAN if buffer.is_floating_point() else 1 << 20)
-
-    for module in (align, quantized_gemm, weighted_sum):
-        monkeypatch.setattr(module.torch, "empty", poisoned)
 
 
 def make_experts(kind: str, rows: int, columns: int, *, ordered: bool = False) -> QuantizedExperts:
