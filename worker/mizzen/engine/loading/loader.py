@@ -35,8 +35,9 @@ from mizzen.engine.expert_load import ExpertLoadReader
 from mizzen.engine.grammar.compile_service import GrammarCompiler
 from mizzen.engine.grammar.matchers import GrammarMasks
 from mizzen.engine.grammar.pending import GrammarServices
-from mizzen.engine.info import EngineInfo, log_loaded
-from mizzen.engine.loading.host import cpu_count, measure_allocation, reported_device_memory
+from mizzen.engine.info import EngineInfo
+from mizzen.engine.loading.description import describe_engine
+from mizzen.engine.loading.host import cpu_count, measure_allocation
 from mizzen.engine.loading.memory_budget import memory_shortage
 from mizzen.engine.loading.memory_need import MemoryNeed
 from mizzen.engine.loading.model_setup import (
@@ -50,14 +51,12 @@ from mizzen.engine.loading.model_setup import (
     measure_weights,
 )
 from mizzen.engine.loading.resolve import check_options, resolve_kv_dtype, scheduler_config, uses_own_kernels
-from mizzen.engine.loading.task import read_task
 from mizzen.engine.loading.validate import make_trace_folder
 from mizzen.engine.loading.warmup import make_runner, warm_up
 from mizzen.engine.sampling.logits_params import TokenMasks
 from mizzen.engine.uploader import Uploader
 from mizzen.layers.experts.load import ExpertLoad
 from mizzen.layers.linear_methods.base import MeasuredWeights
-from mizzen.layers.sharding import choose_expert_groups
 from mizzen.models.base import DecoderModel
 from mizzen.models.config import ModelConfig
 from mizzen.models.registry import read_config, read_end_tokens
@@ -95,12 +94,10 @@ class StartupPhases:
 class LoadedModel:
     """A model, or a rank's shard of it, with a runner that is ready for plans."""
 
-    config: ModelConfig
-    end_token_ids: tuple[int, ...]
     scheduling: SchedulerConfig
     runner: CpuRunner | CudaRunner
     info: EngineInfo
-    group: RankGroup | None
+    group: RankGroup | None = None
     expert_load: ExpertLoad | None = None
     """Counts of the tokens of each expert, if this rank counts them."""
 
@@ -216,33 +213,18 @@ def build_model(
         warm_up(runner, config)
         if group:
             group.barrier("warm")
-    memory = reported_device_memory(device)
-    info = EngineInfo(
-        context_length=scheduling.capacity_tokens,
-        vocab_size=config.vocab_size,
-        end_token_ids=end_token_ids,
-        page_size=options.page_size,
-        pages_total=pages,
-        weights_bytes=sum(format_bytes.values()),
-        quantization=model.config.quantization.describe() if model.config.quantization.schemes else "",
-        format_bytes=format_bytes,
-        kv_bytes=pages * options.page_size * need.token_bytes,
-        step_bytes=need.step_bytes,
+    info = describe_engine(
+        options,
+        model.config,
+        scheduling,
+        phases.seconds,
+        model.embedding.weight,
+        format_bytes,
+        need,
         graph_bytes=graph_bytes,
-        dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
-        device=options.device,
-        implementation=config.implementation,
-        **read_task(options, config),
-        expert_groups=choose_expert_groups(config, options.tensor, options.expert) if config.experts else 0,
         attention=step.attention.backend_names,
-        device_bytes=memory.total,
-        free_bytes=memory.free,
-        phases=phases.seconds,
     )
-    log_loaded(info)
     return LoadedModel(
-        config=config,
-        end_token_ids=end_token_ids,
         scheduling=scheduling,
         runner=runner,
         info=info,
@@ -270,33 +252,10 @@ def build_encoder(
         runner = make_encoder_runner(options, model, device, delay)
     with phases("warmup"):
         warm_up_encoder(runner)
-    memory = reported_device_memory(device)
-    info = EngineInfo(
-        context_length=scheduling.capacity_tokens,
-        vocab_size=config.vocab_size,
-        end_token_ids=end_token_ids,
-        page_size=options.page_size,
-        pages_total=0,
-        weights_bytes=sum(format_bytes.values()),
-        format_bytes=format_bytes,
-        kv_bytes=0,
-        step_bytes=need.step_bytes,
-        dtype=str(model.embedding.weight.dtype).removeprefix("torch."),
-        device=options.device,
-        **read_task(options, config),
-        device_bytes=memory.total,
-        free_bytes=memory.free,
-        phases=phases.seconds,
+    info = describe_engine(
+        options, config, scheduling, phases.seconds, model.embedding.weight, format_bytes, need
     )
-    log_loaded(info)
-    return LoadedModel(
-        config=config,
-        end_token_ids=end_token_ids,
-        scheduling=scheduling,
-        runner=runner,
-        info=info,
-        group=None,
-    )
+    return LoadedModel(scheduling=scheduling, runner=runner, info=info)
 
 
 def mask_thread_count(options: EngineOptions) -> int:
