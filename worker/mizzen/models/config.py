@@ -13,6 +13,7 @@ from mizzen.models.block import Activation, BlockConfig
 from mizzen.models.encoders.description import EncoderConfig
 from mizzen.models.experts_config import ExpertsConfig
 from mizzen.models.hf_fields import Fields
+from mizzen.models.pooling.modules import DenseModule
 from mizzen.models.rope_config import ORIGINAL, RopeConfig, read_rope, rope_fields
 from mizzen.models.text_tensors import TextTensors
 from mizzen.quantization.quantization import Quantization
@@ -97,8 +98,10 @@ class ModelConfig:
     score_activation: ScoreActivation = ScoreActivation.NONE
     """Default activation of a classifier's logits."""
     pooling: str = ""
-    """Pooling of the model if its files name none, a value of `mizzen.core.request.Pooling`; empty for
-    the last token."""
+    """Pooling of the model: that of its modules, or else the default of its architecture. Empty for the last
+    token by default; may be the name of one that is not supported."""
+    dense: tuple[DenseModule, ...] = ()
+    """Dense modules that follow the pooling."""
     text_tensors: TextTensors | None = None
     """Tensors of the text part, if the checkpoint also holds other parts, such as a tower for images."""
 

@@ -14,6 +14,7 @@ from mizzen.models.hf_fields import ConfigError, Fields
 from mizzen.models.model_families import FAMILIES, ConfigReader
 from mizzen.models.parameters import count_parameters
 from mizzen.models.pooling.labels import read_labels, read_score_activation
+from mizzen.models.pooling.modules import read_modules
 from mizzen.models.quantization import check_blocks
 from mizzen.models.text_part import TEXT_PARTS, read_text_part
 from mizzen.models.transformers_backend.generic_config import GENERATING, read_generic_config
@@ -44,12 +45,13 @@ SUPPORTED = tuple(sorted({*READERS, *HEADLESS_READERS, *CLASSIFIER_READERS, *TEX
 
 
 def read_config(folder: Path, implementation: str = "auto") -> ModelConfig:
-    """Read the configuration of a model folder; see `read_model`.
+    """Read the configuration of a model folder, with its modules of sentence-transformers; see `read_model`.
 
     Raises:
-        ConfigError: a field is missing, invalid or not supported. The message names the field.
+        ConfigError: a field is missing, invalid or not supported, or a module is. The message names it.
     """
-    config = read_model(load_fields(folder), implementation)
+    config, modules = read_model(load_fields(folder), implementation), read_modules(folder)
+    config = replace(config, pooling=modules.pooling or config.pooling, dense=modules.dense)
     return config if config.encoder is None else limit_prompts(config, folder)
 
 

@@ -27,7 +27,6 @@ from mizzen.engine.uploader import Uploader
 from mizzen.layers.context import BuildContext
 from mizzen.models.config import ModelConfig
 from mizzen.models.encoders.model import EncoderModel
-from mizzen.models.pooling.modules import read_modules
 from mizzen.models.pooling.output import DenseLayer, load_dense_layers
 from mizzen.weights.load import ProgressCallback, fill_dummy, load_checkpoint
 
@@ -120,13 +119,12 @@ def make_encoder_runner(
     """Create the runner of an encoder, and load its Dense modules, except for dummy weights.
 
     Raises:
-        ConfigError: A module of sentence-transformers is not supported.
         WeightsError: The weights of a Dense module cannot be loaded.
     """
     dense: Sequence[DenseLayer] = ()
     if options.load_format != "dummy":
-        modules = read_modules(Path(options.model)).dense
-        dense = load_dense_layers(modules, model.config.hidden_size, device)
+        config = model.config
+        dense = load_dense_layers(Path(options.model), config.dense, config.hidden_size, device)
     step = EncoderExecutor(model, Uploader(device), dense)
     if device.type == "cpu":
         return CpuRunner(step, threads=options.threads or cpu_count(), delay=delay)

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,7 +14,6 @@ from mizzen.engine.loading.host import reported_device_memory
 from mizzen.engine.loading.memory_need import MemoryNeed
 from mizzen.layers.sharding import choose_expert_groups
 from mizzen.models.config import ModelConfig
-from mizzen.models.pooling.modules import read_modules
 
 
 def describe_engine(
@@ -42,9 +39,6 @@ def describe_engine(
         need: Memory that KV and the largest step need.
         graph_bytes: Bytes that captured graphs hold.
         attention: Names of the attention backends for decode and prefill.
-
-    Raises:
-        ConfigError: A module of sentence-transformers is not supported.
     """
     memory = reported_device_memory(embedding.device)
     info = EngineInfo(
@@ -62,7 +56,10 @@ def describe_engine(
         dtype=str(embedding.dtype).removeprefix("torch."),
         device=options.device,
         implementation=config.implementation,
-        **read_task(options, config),
+        task=config.task,
+        labels=config.labels,
+        score_activation=config.score_activation,
+        pooling=config.pooling,
         expert_groups=choose_expert_groups(config, options.tensor, options.expert) if config.experts else 0,
         attention=attention,
         device_bytes=memory.total,
@@ -71,17 +68,3 @@ def describe_engine(
     )
     log_loaded(info)
     return info
-
-
-def read_task(options: EngineOptions, config: ModelConfig) -> dict[str, Any]:
-    """Return the fields of `EngineInfo` that describe the task of a model.
-
-    Raises:
-        ConfigError: A module of sentence-transformers is not supported.
-    """
-    return {
-        "task": config.task,
-        "labels": config.labels,
-        "score_activation": config.score_activation,
-        "pooling": read_modules(Path(options.model)).pooling or config.pooling,
-    }

@@ -46,7 +46,6 @@ from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.base import DecoderModel
 from mizzen.models.config import ModelConfig
 from mizzen.models.hf_fields import ConfigError
-from mizzen.models.pooling.modules import read_modules
 from mizzen.models.pooling.output import load_dense_layers
 from mizzen.models.served_model import ServedModel
 from mizzen.parallel.collectives import SINGLE_RANK
@@ -145,8 +144,9 @@ def make_model(
             )
         model.finish()
         if not dummy and config.task is not Task.CLASSIFY:
-            modules = read_modules(Path(options.model)).dense
-            model.pooled.dense = load_dense_layers(modules, config.hidden_size, build.device)
+            model.pooled.dense = load_dense_layers(
+                Path(options.model), config.dense, config.hidden_size, build.device
+            )
     if config.implementation == "transformers":
         if group is not None:
             group.barrier("loaded")  # the check sums over ranks, and must not wait for their weights

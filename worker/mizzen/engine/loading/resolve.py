@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from mizzen.attention.base import Geometry, KVSpec
@@ -13,7 +11,6 @@ from mizzen.core.config import SchedulerConfig
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.loading.validate import check_model, resolve_precision
 from mizzen.models.config import ModelConfig
-from mizzen.models.pooling.modules import read_modules
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -43,7 +40,6 @@ def check_options(options: EngineOptions, config: ModelConfig) -> None:
         ValueError: An option is not supported; the message names it and what to use instead.
     """
     check_model(options, config)
-    read_modules(Path(options.model))
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda finds no GPU here: use --device cpu, or a machine with a GPU")
     if options.device == "cuda" and torch.cuda.device_count() < options.local_ranks:

@@ -38,8 +38,8 @@ DENSE_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 class DenseModule:
     """A Dense module: a linear layer and an activation that follow the pooling."""
 
-    folder: Path
-    """Folder with the module's weights."""
+    folder: str
+    """Folder with the module's weights, within that of the model."""
     inputs: int
     outputs: int
     bias: bool
@@ -63,8 +63,8 @@ def read_modules(folder: Path) -> SentenceModules:
         ConfigError: a module is not supported, or its configuration is invalid; the message names it.
     """
     if not (folder / LIST).exists():
-        path = folder / POOLING_FOLDER
-        return SentenceModules(pooling=_read_pooling(path) if (path / "config.json").exists() else "")
+        stored = (folder / POOLING_FOLDER / "config.json").exists()
+        return SentenceModules(pooling=_read_pooling(folder / POOLING_FOLDER) if stored else "")
     pooling, dense, order = "", [], 0
     for kind, path in _list_modules(folder):
         if kind not in KINDS or KINDS.index(kind) < order:
@@ -72,14 +72,14 @@ def read_modules(folder: Path) -> SentenceModules:
             raise ConfigError(f"{folder / LIST}: the module {kind} is not supported here; {rule}")
         order = KINDS.index(kind)
         if kind == "Pooling":
-            pooling = _read_pooling(path)
+            pooling = _read_pooling(folder / path)
         elif kind == "Dense":
-            dense.append(_read_dense(path))
+            dense.append(_read_dense(folder, path))
     return SentenceModules(pooling=pooling, dense=tuple(dense))
 
 
-def _list_modules(folder: Path) -> list[tuple[str, Path]]:
-    """Return the kinds and folders of a model's modules, in the order of `modules.json`.
+def _list_modules(folder: Path) -> list[tuple[str, str]]:
+    """Return the kinds of a model's modules and their folders within the model's, in their order.
 
     Raises:
         ConfigError: the file is invalid, or names a folder outside the model's.
@@ -93,7 +93,7 @@ def _list_modules(folder: Path) -> list[tuple[str, Path]]:
     for _, path in modules:
         if not (folder / path).resolve().is_relative_to(folder.resolve()):
             raise ConfigError(f"{source} names the folder {path!r} outside the model's folder")
-    return [(kind, folder / path) for kind, path in modules]
+    return modules
 
 
 def _read_pooling(folder: Path) -> str:
@@ -127,8 +127,8 @@ def _load_fields(folder: Path) -> Fields:
     return Fields.load(folder)
 
 
-def _read_dense(folder: Path) -> DenseModule:
-    fields = _load_fields(folder)
+def _read_dense(folder: Path, path: str) -> DenseModule:
+    fields = _load_fields(folder / path)
     name = str(fields.values.get("activation_function", "torch.nn.modules.activation.Tanh"))
     module, _, activation = name.rpartition(".")
     if not module.startswith("torch.nn") or activation not in DENSE_ACTIVATIONS:
@@ -138,7 +138,7 @@ def _read_dense(folder: Path) -> DenseModule:
         if fields.values.get(key) not in (None, "sentence_embedding"):
             raise fields.error(key, "must be sentence_embedding")
     return DenseModule(
-        folder=folder,
+        folder=path,
         inputs=fields.integer("in_features"),
         outputs=fields.integer("out_features"),
         bias=fields.flag("bias", True),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -82,10 +83,13 @@ class PooledOutput:
         return F.linear(vectors, self.score)
 
 
-def load_dense_layers(modules: Sequence[DenseModule], inputs: int, device: torch.device) -> list[DenseLayer]:
+def load_dense_layers(
+    folder: Path, modules: Sequence[DenseModule], inputs: int, device: torch.device
+) -> list[DenseLayer]:
     """Load the Dense modules of an embedding model, in float32.
 
     Args:
+        folder: Folder of the model.
         modules: The modules, in the order in which they run.
         inputs: Number of elements of the pooled hidden state.
         device: Device of the model.
@@ -95,10 +99,10 @@ def load_dense_layers(modules: Sequence[DenseModule], inputs: int, device: torch
     """
     layers: list[DenseLayer] = []
     for module in modules:
-        path = module.folder / SINGLE
+        path = folder / module.folder / SINGLE
         if module.inputs != inputs:
             raise WeightsError(
-                f"{module.folder}: in_features is {module.inputs}, but its inputs have {inputs} elements"
+                f"{path.parent}: in_features is {module.inputs}, but its inputs have {inputs} elements"
             )
         try:
             tensors = load_file(path)
