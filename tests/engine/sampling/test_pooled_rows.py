@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from launched_plans import prompt_tokens, record_plans
 from safetensors.torch import save_file
+from small_llm import open_llm, prompt_tokens, record_plans
 
 from encoders.twins import embed_alone, save_encoder
 from mizzen import LLM
@@ -21,20 +21,6 @@ from mizzen.models.hf_fields import ConfigError
 from mizzen.models.pooling.modules import read_modules
 from mizzen.models.registry import read_config
 from mizzen.weights.checkpoint_files import WeightsError
-
-OPTIONS: dict[str, Any] = {
-    "device": "cpu",
-    "skip_tokenizer": True,
-    "kv_cache_tokens": 2048,
-    "page_size": 4,
-    "threads": 1,
-    "check_integrity": True,
-}
-
-
-@pytest.fixture
-def model(kit: SimpleNamespace, tmp_path: Path) -> Any:
-    return kit.save_model(tmp_path, "qwen3", seed=3)
 
 
 def states_of(model: Any, prompt: list[int]) -> torch.Tensor:
@@ -47,7 +33,7 @@ def test_pooled_prompts_compute_no_logits_and_share_a_pass(
     model: Any, kit: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pooling: str
 ) -> None:
     prompts = [kit.tokens(count, seed=count).tolist() for count in (3, 40, 17, 9)]
-    with LLM(tmp_path, **OPTIONS) as llm:
+    with open_llm(tmp_path) as llm:
         step = llm.engine._loop._runner.step  # type: ignore[attr-defined]
         monkeypatch.setattr(step.model, "logits", lambda *_: pytest.fail("logits were computed"))
         plans = record_plans(llm)
@@ -62,7 +48,7 @@ def test_pooled_prompts_compute_no_logits_and_share_a_pass(
 def test_a_shared_prefix_is_computed_once(model: Any, kit: SimpleNamespace, tmp_path: Path) -> None:
     query = kit.tokens(160, seed=1).tolist()
     prompts = [query + kit.tokens(count, seed=count).tolist() for count in range(5, 13)]
-    with LLM(tmp_path, **OPTIONS) as llm:
+    with open_llm(tmp_path) as llm:
         plans = record_plans(llm)
         vectors = llm.embed(prompts)
         computed = prompt_tokens(plans)
@@ -79,9 +65,9 @@ def test_chunks_and_batches_do_not_change_vectors(
 ) -> None:
     prompts = [kit.tokens(count, seed=count).tolist() for count in (1, 33, 64, 5, 90)]
     prompts.append(prompts[4][:50] + prompts[1])
-    with LLM(tmp_path, **OPTIONS, max_running_requests=1, prefix_cache="none") as llm:
+    with open_llm(tmp_path, max_running_requests=1, prefix_cache="none") as llm:
         alone = llm.embed(prompts, pooling=pooling)
-    with LLM(tmp_path, **OPTIONS, prefill_chunk_tokens=7) as llm:
+    with open_llm(tmp_path, prefill_chunk_tokens=7) as llm:
         for order in (slice(None), slice(None, None, -1)):
             vectors = llm.embed(prompts[order], pooling=pooling)[order]
             np.testing.assert_allclose(vectors, alone, atol=1e-6, rtol=0)
@@ -116,7 +102,7 @@ def test_dense_modules_follow_the_pooling(model: Any, kit: SimpleNamespace, tmp_
     first = save_dense(tmp_path / "2_Dense", 32, 48, "torch.nn.modules.activation.Tanh")
     second = save_dense(tmp_path / "3_Dense", 48, 10, "torch.nn.modules.linear.Identity")
     prompts = [kit.tokens(count, seed=count).tolist() for count in (3, 21)]
-    with LLM(tmp_path, **OPTIONS) as llm:
+    with open_llm(tmp_path) as llm:
         assert llm.engine.info.pooling == "mean"
         vectors = llm.embed(prompts)
     means = torch.stack([states_of(model, prompt).mean(0) for prompt in prompts])
@@ -125,10 +111,10 @@ def test_dense_modules_follow_the_pooling(model: Any, kit: SimpleNamespace, tmp_
     np.testing.assert_allclose(vectors, expected.numpy(), atol=2e-5)
     save_dense(tmp_path / "3_Dense", 47, 10, "torch.nn.modules.linear.Identity")
     with pytest.raises(WeightsError, match="in_features is 47, but its inputs have 48 elements"):
-        LLM(tmp_path, **OPTIONS)
+        open_llm(tmp_path)
     (tmp_path / "2_Dense" / "model.safetensors").unlink()
     with pytest.raises(WeightsError, match=r"2_Dense/model\.safetensors cannot be read"):
-        LLM(tmp_path, **OPTIONS)
+        open_llm(tmp_path)
 
 
 def test_dense_modules_follow_the_pooling_of_encoders(tmp_path: Path) -> None:

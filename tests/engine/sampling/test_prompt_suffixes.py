@@ -10,27 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from launched_plans import prompt_tokens, record_plans
+from small_llm import open_llm, prompt_tokens, record_plans
 
-from mizzen import LLM, SamplingParams
+from mizzen import SamplingParams
 from mizzen.core.request import FinishReason, Request
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.loading.loader import load_engine
 from mizzen.offline import Completion
-
-OPTIONS: dict[str, Any] = {
-    "device": "cpu",
-    "skip_tokenizer": True,
-    "kv_cache_tokens": 2048,
-    "page_size": 4,
-    "threads": 1,
-    "check_integrity": True,
-}
-
-
-@pytest.fixture
-def model(kit: SimpleNamespace, tmp_path: Path) -> Any:
-    return kit.save_model(tmp_path, "qwen3", seed=3)
 
 
 def suffix_params(first: int, top: int = 2) -> SamplingParams:
@@ -54,7 +40,7 @@ def test_suffixes_equal_transformers(model: Any, kit: SimpleNamespace, tmp_path:
     prompts += [kit.tokens(5, seed=7).tolist(), kit.tokens(1, seed=8).tolist()]
     starts = [41, 40, 41, 57, 5, 0]
     params = [suffix_params(first) for first in starts]
-    with LLM(tmp_path, **OPTIONS, prefill_chunk_tokens=chunk) as llm:
+    with open_llm(tmp_path, prefill_chunk_tokens=chunk) as llm:
         alone = [llm.generate([prompt], each)[0] for prompt, each in zip(prompts, params, strict=True)]
         together = llm.generate(prompts, params)
         whole = llm.generate(prompts, suffix_params(0))
@@ -72,7 +58,7 @@ def test_shared_prefixes_are_computed_once(model: Any, kit: SimpleNamespace, tmp
     prompts = [prefix + kit.tokens(6, seed=count).tolist() for count in range(2, 10)]
     computed: list[int] = []
     for first in (0, 200):
-        with LLM(tmp_path, **OPTIONS) as llm:
+        with open_llm(tmp_path) as llm:
             plans = record_plans(llm)
             answers = llm.generate(prompts, suffix_params(first))
         for prompt, answer in zip(prompts, answers, strict=True):
@@ -91,7 +77,7 @@ def test_suffixes_survive_preemption(model: Any, kit: SimpleNamespace, tmp_path:
         )
         for first in (0, 5, 12, 29, 30, 8, 3, 17)
     ]
-    with LLM(tmp_path, **{**OPTIONS, "kv_cache_tokens": 120}, prefill_chunk_tokens=9) as llm:
+    with open_llm(tmp_path, kv_cache_tokens=120, prefill_chunk_tokens=9) as llm:
         answers = llm.generate(prompts, params)
     for prompt, each, answer in zip(prompts, params, answers, strict=True):
         check_suffix(model, kit, prompt, each.prompt_logprobs_from, answer)

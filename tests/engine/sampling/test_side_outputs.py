@@ -13,25 +13,15 @@ import logits_reference
 import numpy as np
 import pytest
 import torch
+from small_llm import SHARED, open_llm
 
-from mizzen import LLM, SamplingParams
+from mizzen import SamplingParams
 from mizzen.core.outputs import RequestLogprobs
 from mizzen.core.request import FinishReason, Pooling, Request
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
 from mizzen.engine.loading.loader import load_engine
 from mizzen.offline import Completion
-
-SHARED = {"kv_cache_tokens": 2048, "page_size": 4, "threads": 1, "check_integrity": True}
-
-
-@pytest.fixture
-def model(kit: SimpleNamespace, tmp_path: Path) -> Any:
-    return kit.save_model(tmp_path, "qwen3", seed=3)
-
-
-def open_llm(folder: Path, **options: Any) -> LLM:
-    return LLM(folder, device="cpu", skip_tokenizer=True, **{**SHARED, **options})
 
 
 def exact_logprobs(model: Any, kit: SimpleNamespace, tokens: list[int]) -> np.ndarray:

@@ -1,10 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records the plans that an engine launches, for tests that count what is computed."""
+"""Opens an LLM with small pages on the CPU, and records its plans, for tests that count what is computed."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from mizzen import LLM
 from mizzen.core.step_plan import StepPlan
+
+SHARED: dict[str, Any] = {"kv_cache_tokens": 2048, "page_size": 4, "threads": 1, "check_integrity": True}
+
+
+def open_llm(folder: Path, **options: Any) -> LLM:
+    return LLM(folder, device="cpu", skip_tokenizer=True, **{**SHARED, **options})
 
 
 def record_plans(llm: LLM) -> list[StepPlan]:
