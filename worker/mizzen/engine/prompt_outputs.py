@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from mizzen.core.request import Int64, Pooling
 from mizzen.core.step_plan import PrefillChunk, SlotOptions, SlotStart, StepPlan
+from mizzen.engine.pooled_vectors import compute_vectors
 from mizzen.engine.sampling.logprobs import logprob_table
 from mizzen.engine.sampling.side_outputs import (
     DeviceSideOutputs,
@@ -123,23 +123,14 @@ class PromptOutputs:
             for (read, _), states in zip(parts, rows.split(counts), strict=True)
             if (vector := self.pool_hidden(read, states)) is not None
         ]
-        results: list[PooledVectors] = []
-        for kind in sorted({(options.classify, options.normalize) for _, options, _ in pooled}):
-            members = [
-                (slot, vector)
-                for slot, options, vector in pooled
-                if (options.classify, options.normalize) == kind
-            ]
-            slots, vectors = zip(*members, strict=True)
-            results.append(PooledVectors(slots, self.finish_vectors(torch.stack(vectors), *kind)))
-        return tuple(results)
+        if not pooled:
+            return ()
+        slots, options, vectors = zip(*pooled, strict=True)
+        return compute_vectors(torch.stack(vectors), slots, options, self.finish, self.upload)
 
-    def finish_vectors(self, vectors: torch.Tensor, classify: bool, normalize: bool) -> torch.Tensor:
-        """Return the results [n, size] for pooled hidden states, float32 [n, hidden]."""
-        if classify:
-            return self.model.pooled.classify(vectors)
-        vectors = self.model.pooled.embed(vectors)
-        return F.normalize(vectors, dim=1) if normalize else vectors
+    def finish(self, vectors: torch.Tensor, classify: bool) -> torch.Tensor:
+        """Return the logits or embeddings [n, size] of pooled hidden states, float32 [n, hidden]."""
+        return self.model.pooled.classify(vectors) if classify else self.model.pooled.embed(vectors)
 
     def prompt_logprobs(self, read: PromptOutputRows, hidden: torch.Tensor) -> LogprobTensors:
         """Return log probabilities of the prompt tokens that follow the rows of a chunk.

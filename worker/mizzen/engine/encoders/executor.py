@@ -6,12 +6,11 @@ Runners call it like `StepExecutor`; a step has no decodes, and each of its chun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from mizzen.attention.whole_prompts import PromptAttention
@@ -19,12 +18,12 @@ from mizzen.core.request import Int32, Int64, Pooling
 from mizzen.core.step_plan import SlotOptions, StepPlan
 from mizzen.engine.execution.prefill_graphs import PrefillGraphs
 from mizzen.engine.execution.step import StepResult
-from mizzen.engine.sampling.side_outputs import DeviceSideOutputs, PooledVectors
+from mizzen.engine.pooled_vectors import compute_vectors
+from mizzen.engine.sampling.side_outputs import DeviceSideOutputs
 from mizzen.engine.uploader import Uploader
 from mizzen.models.encoders.description import EncoderConfig
 from mizzen.models.encoders.head import ClassificationHead
 from mizzen.models.encoders.model import EncoderModel
-from mizzen.models.pooling.output import DenseLayer
 
 
 class EncoderExecutor:
@@ -33,10 +32,8 @@ class EncoderExecutor:
     Operations are enqueued without waiting for the device; the runner waits for the results.
     """
 
-    def __init__(self, model: EncoderModel, upload: Uploader, dense: Sequence[DenseLayer] = ()) -> None:
-        """Create the executor of a model, with the Dense modules that follow the pooling."""
+    def __init__(self, model: EncoderModel, upload: Uploader) -> None:
         self.model = model
-        self.dense = dense
         self.upload = upload
         self.options_by_slot: dict[int, SlotOptions] = {}
         self.prefill_graphs: PrefillGraphs | None = None
@@ -58,25 +55,15 @@ class EncoderExecutor:
         pooled = pool_prompts(
             hidden, lengths, [choose_pooling(option, head) for option in options], self.upload
         )
-        vectors = self.finish_vectors(pooled, slots, options)
+        vectors = compute_vectors(pooled, slots, options, self.finish, self.upload)
         return StepResult(tokens, DeviceSideOutputs(vectors=vectors))
 
-    def finish_vectors(
-        self, pooled: torch.Tensor, slots: tuple[int, ...], options: list[SlotOptions]
-    ) -> tuple[PooledVectors, ...]:
-        """Return the embeddings and logits for pooled hidden states, float32 [prompts, hidden]."""
-        head, results = self.model.head, list[PooledVectors]()
-        for classify in sorted({option.classify for option in options}):
-            rows = [row for row, option in enumerate(options) if option.classify == classify]
-            vectors = pooled if len(rows) == len(options) else pooled[self.upload(np.array(rows))]
-            if classify and head is not None:
-                values = head(vectors.to(self.model.embedding.weight.dtype)).float()
-            else:
-                for layer in self.dense:
-                    vectors = layer(vectors)
-                values = normalize_vectors(vectors, [options[row] for row in rows], self.upload)
-            results.append(PooledVectors(tuple(slots[row] for row in rows), values))
-        return tuple(results)
+    def finish(self, vectors: torch.Tensor, classify: bool) -> torch.Tensor:
+        """Return the logits or embeddings [n, size] of pooled hidden states, float32 [n, hidden]."""
+        head = self.model.head
+        if classify and head is not None:
+            return head(vectors.to(self.model.embedding.weight.dtype)).float()
+        return self.model.pooled.embed(vectors)
 
     def forward(self, tokens: Int32, lengths: Int64, second_starts: list[int]) -> torch.Tensor:
         """Run the model over whole prompts.
@@ -158,11 +145,3 @@ def pool_prompts(
         means = torch.segment_reduce(hidden.float(), "mean", lengths=upload(lengths), axis=0, unsafe=True)
         vectors = torch.where(upload(mean)[:, None], means, vectors)
     return vectors
-
-
-def normalize_vectors(vectors: torch.Tensor, options: list[SlotOptions], upload: Uploader) -> torch.Tensor:
-    """Return vectors, float32 [prompts, size], after scaling to length 1 where `options` say so."""
-    normalised = np.array([option.normalize for option in options])
-    if not normalised.any():
-        return vectors
-    return torch.where(upload(normalised)[:, None], F.normalize(vectors, dim=-1), vectors)

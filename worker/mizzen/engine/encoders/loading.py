@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ from mizzen.engine.uploader import Uploader
 from mizzen.layers.context import BuildContext
 from mizzen.models.config import ModelConfig
 from mizzen.models.encoders.model import EncoderModel
-from mizzen.models.pooling.output import DenseLayer, load_dense_layers
+from mizzen.models.pooling.output import load_dense_layers
 from mizzen.weights.load import ProgressCallback, fill_dummy, load_checkpoint
 
 DUMMY_SEED = 0
@@ -35,7 +34,7 @@ DUMMY_SEED = 0
 
 
 def make_encoder(options: EngineOptions, config: ModelConfig, progress: ProgressCallback) -> EncoderModel:
-    """Build an encoder on its device, and load its weights.
+    """Build an encoder on its device, and load its weights and those of its Dense modules.
 
     Args:
         options: Engine options.
@@ -60,6 +59,9 @@ def make_encoder(options: EngineOptions, config: ModelConfig, progress: Progress
                 progress=progress,
                 names=config.block.names,
                 ignored=model.ignored,
+            )
+            model.pooled.dense = load_dense_layers(
+                Path(options.model), config.dense, config.hidden_size, build.device
             )
     return model
 
@@ -116,16 +118,8 @@ def check_step_memory(
 def make_encoder_runner(
     options: EngineOptions, model: EncoderModel, device: torch.device, delay: StepDelay | None
 ) -> CpuRunner | CudaRunner:
-    """Create the runner of an encoder, and load its Dense modules, except for dummy weights.
-
-    Raises:
-        WeightsError: The weights of a Dense module cannot be loaded.
-    """
-    dense: Sequence[DenseLayer] = ()
-    if options.load_format != "dummy":
-        config = model.config
-        dense = load_dense_layers(Path(options.model), config.dense, config.hidden_size, device)
-    step = EncoderExecutor(model, Uploader(device), dense)
+    """Create the runner of an encoder."""
+    step = EncoderExecutor(model, Uploader(device))
     if device.type == "cpu":
         return CpuRunner(step, threads=options.threads or cpu_count(), delay=delay)
     torch.cuda.synchronize(device)  # steps do not use the stream in which the weights were written

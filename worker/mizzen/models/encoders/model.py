@@ -20,6 +20,7 @@ from mizzen.models.config import ModelConfig
 from mizzen.models.encoders.description import EncoderConfig
 from mizzen.models.encoders.head import make_head
 from mizzen.models.encoders.layer import Attend, EncoderLayer, make_layer_norm
+from mizzen.models.pooling.output import PooledOutput
 
 OLD_NORM_NAMES = {"weight": "gamma", "bias": "beta"}
 """Names that the parameters of LayerNorms have in checkpoints converted from TensorFlow."""
@@ -47,6 +48,8 @@ class EncoderModel:
             RotaryEmbedding(rope, config.head_dim, build.dtype, build.device) for rope in config.ropes
         ]
         self.head = make_head(build, config, encoder)
+        self.pooled = PooledOutput(build.device)
+        """Layers of an embedding model that follow the pooled hidden state."""
 
     def _table(self, build: BuildContext, name: str, rows: int) -> TokenEmbedding | None:
         if not rows:
