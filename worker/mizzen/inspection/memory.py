@@ -62,8 +62,7 @@ def estimate_need(config: ModelConfig, options: EngineOptions) -> MemoryNeed:
     """Return the engine's estimate of what KV and the largest step need on each of `options.tensor` ranks."""
     element = element_bytes(config, options)
     if config.encoder is not None:
-        tokens = max(options.prefill_chunk_tokens, options.context_length or config.context_length)
-        return MemoryNeed.estimate_encoder(config, tokens, element)
+        return MemoryNeed.estimate_encoder(config, options, element)
     return MemoryNeed.estimate(config, options, element, 1 if options.kv_cache_dtype == "fp8" else element)
 
 

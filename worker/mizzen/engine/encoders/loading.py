@@ -20,7 +20,7 @@ from mizzen.engine.encoders.executor import EncoderExecutor
 from mizzen.engine.execution.runner import CpuRunner, CudaRunner, StepDelay
 from mizzen.engine.loading.host import cpu_count, device_memory
 from mizzen.engine.loading.memory_budget import MemoryShortage, format_gib
-from mizzen.engine.loading.memory_need import MemoryNeed
+from mizzen.engine.loading.memory_need import MemoryNeed, encoder_step_tokens
 from mizzen.engine.loading.resolve import resolve_dtype
 from mizzen.engine.uploader import Uploader
 from mizzen.layers.context import BuildContext
@@ -73,15 +73,14 @@ def encoder_scheduling(
 
     The scheduler leaves room for a token after each prompt.
     """
-    longest = options.context_length or config.context_length
     return SchedulerConfig(
         pages_total=0,
-        context_length=longest + 1,
+        context_length=(options.context_length or config.context_length) + 1,
         end_token_ids=end_token_ids,
         page_size=options.page_size,
         max_running_requests=options.max_running_requests,
         max_waiting_requests=options.max_waiting_requests,
-        prefill_chunk_tokens=max(options.prefill_chunk_tokens, longest),
+        prefill_chunk_tokens=encoder_step_tokens(config, options),
         steps_in_flight=options.steps_in_flight,
         prefix_cache="none",
         policy=options.policy,
@@ -90,27 +89,22 @@ def encoder_scheduling(
     )
 
 
-def check_step_memory(
-    options: EngineOptions,
-    config: ModelConfig,
-    scheduling: SchedulerConfig,
-    model: EncoderModel,
-    device: torch.device,
-) -> MemoryNeed:
+def check_step_memory(options: EngineOptions, model: EncoderModel) -> MemoryNeed:
     """Return the estimated memory of the largest step, after the weights were loaded.
 
     Raises:
         MemoryShortage: The step does not fit besides the weights.
     """
-    element = model.embedding.weight.element_size()
-    need = MemoryNeed.estimate_encoder(config, scheduling.prefill_chunk_tokens, element)
-    memory = device_memory(device)
+    weight = model.embedding.weight
+    need = MemoryNeed.estimate_encoder(model.config, options, weight.element_size())
+    memory = device_memory(weight.device)
     budget = int(memory.total * options.memory_fraction) - (memory.total - memory.free)
     if need.step_bytes > budget:
         raise MemoryShortage(
-            f"a step of {scheduling.prefill_chunk_tokens} tokens needs {format_gib(need.step_bytes)}, but "
-            f"{format_gib(max(budget, 0))} are left of {format_gib(memory.total)} (--memory-fraction "
-            f"{options.memory_fraction}): lower --prefill-chunk-tokens or --context-length, or free memory"
+            f"a step of {encoder_step_tokens(model.config, options)} tokens needs "
+            f"{format_gib(need.step_bytes)}, but {format_gib(max(budget, 0))} are left of "
+            f"{format_gib(memory.total)} (--memory-fraction {options.memory_fraction}): lower "
+            "--prefill-chunk-tokens or --context-length, or free memory"
         )
     return need
 

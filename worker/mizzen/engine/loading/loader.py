@@ -248,7 +248,7 @@ def build_encoder(
         format_bytes = measure_targets(model.targets())
     with phases("kv"):
         scheduling = encoder_scheduling(options, config, end_token_ids)
-        need = check_step_memory(options, config, scheduling, model, device)
+        need = check_step_memory(options, model)
         runner = make_encoder_runner(options, model, device, delay)
     with phases("warmup"):
         warm_up_encoder(runner)

@@ -74,8 +74,8 @@ class MemoryNeed:
         )
 
     @classmethod
-    def estimate_encoder(cls, config: ModelConfig, tokens: int, element: int) -> MemoryNeed:
-        """Estimate the need of a step of `tokens` tokens of an encoder, which keeps no KV.
+    def estimate_encoder(cls, config: ModelConfig, options: EngineOptions, element: int) -> MemoryNeed:
+        """Estimate the need of an encoder, which keeps no KV.
 
         Activations peak in the feed-forward block (inputs, residual, inner projections and their activation)
         or in the attention (queries, keys and values, rotated copies, and the output). Pooling converts the
@@ -83,9 +83,10 @@ class MemoryNeed:
 
         Args:
             config: Configuration of the encoder.
-            tokens: Number of tokens of the largest step.
+            options: Engine options.
             element: Bytes per element of weights and activations.
         """
+        tokens = encoder_step_tokens(config, options)
         inner = 2 if config.encoder is not None and config.encoder.has_gate else 1
         mlp = 3 * config.hidden_size + (inner + 1) * config.intermediate_size
         attention = 2 * config.hidden_size + 7 * config.heads * config.head_dim
@@ -97,6 +98,11 @@ class MemoryNeed:
     def with_measured_step(self, measured_bytes: int) -> MemoryNeed:
         """Return this need with `step_bytes` replaced by the measured bytes plus the bytes of graphs."""
         return replace(self, step_bytes=measured_bytes + self.graph_bytes)
+
+
+def encoder_step_tokens(config: ModelConfig, options: EngineOptions) -> int:
+    """Return the number of tokens of an encoder's largest step, which has room for the longest prompt."""
+    return max(options.prefill_chunk_tokens, options.context_length or config.context_length)
 
 
 def count_restored(config: ModelConfig, ranks: int) -> int:
