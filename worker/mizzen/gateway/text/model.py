@@ -64,7 +64,7 @@ class TextModel:
 
     @property
     def template_source(self) -> str:
-        """Source of all chat templates; empty if there is none."""
+        """Source of all chat templates; empty without any."""
         return "" if self.template is None else self.template.source
 
     async def chat_prompt(
