@@ -33,7 +33,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"messages": []}, "messages must hold"),
     ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
-    (user({"type": "image", "source": {}}), "messages[0].content[0].type is 'image'"),
+    (user({"type": "image", "source": {}}), "messages[0].content[0].source"),
     (user({"type": "text", "text": "a"}, {"type": "document"}), "messages[0].content[1].type is 'document'"),
     (user({"type": "thinking", "thinking": "a"}), "messages[0].content[0].type is 'thinking'"),
     (user({"type": "server_tool_use"}), "messages[0].content[0].type is 'server_tool_use'"),
@@ -53,7 +53,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
                 ],
             ]
         },
-        "messages[2].content[0].content[0].type is 'image'",
+        "messages[2].content[0].content[0].source",
     ),
     ({"tools": [{"name": "a"}]}, "tools[0].input_schema"),
     ({"tools": [TOOL, {**TOOL, "name": "a b"}]}, "tools[1].name"),

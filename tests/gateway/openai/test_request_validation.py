@@ -96,8 +96,8 @@ BAD: list[tuple[Any, str, str | None]] = [
     ({**CHAT, "messages": [{"content": "x"}]}, "role is required", "messages[0].role"),
     (
         {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        "image_url parts are not supported",
-        "messages[0].content[0].type",
+        "messages[0].content[0].image_url.url is required",
+        "messages[0].content[0].image_url.url",
     ),
     (
         {**CHAT, "messages": [{"role": "user", "content": [{"type": "video", "text": "x"}]}]},

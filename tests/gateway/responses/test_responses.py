@@ -328,7 +328,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (input_of(type="web_search_call"), "input[0].type"),
     (input_of(role="tool", content="x"), "input[0].role"),
     (input_of(role="user"), "input[0].content"),
-    (input_of(role="user", content=[{"type": "input_image", "image_url": "x"}]), "input[0].content[0].type"),
+    (input_of(role="user", content=[{"type": "input_image", "image_url": "x"}]), "input[0].content[0]"),
     (input_of(role="user", content=[{"type": "input_text"}]), "input[0].content[0].text"),
     (input_of(type="function_call", call_id="c", name="f"), "input[0].arguments"),
     (input_of(type="function_call_output", call_id="c", output="x"), "input[0].call_id"),

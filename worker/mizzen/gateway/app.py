@@ -28,6 +28,7 @@ from mizzen.gateway.gateway import Gateway
 from mizzen.gateway.http.middleware import HealthEndpoint, RequestMiddleware
 from mizzen.gateway.http.request_bodies import ClientGone, RequestBody
 from mizzen.gateway.http.unknown_path import describe_unknown_path
+from mizzen.gateway.images.limits import configured_limits
 from mizzen.gateway.openai.endpoints import (
     add_generation_endpoints,
     add_messages_endpoints,
@@ -94,7 +95,9 @@ def family_options(config: GatewayConfig) -> FamilyOptions:
 
 def new_parser(config: GatewayConfig) -> RequestParser:
     """Return the parser of chat and completion requests."""
-    return RequestParser(family_options(config), strict_fields=config.strict_fields)
+    return RequestParser(
+        family_options(config), strict_fields=config.strict_fields, image_limits=configured_limits(config)
+    )
 
 
 def add_model_endpoints(app: FastAPI, gateway: Gateway) -> None:
@@ -207,7 +210,7 @@ async def read_body(gateway: Gateway, request: Request) -> bytes:
             all requests take too much memory.
         ClientGone: the client closed the connection.
     """
-    with RequestBody(gateway.body_budget, gateway.config.max_body_bytes) as body:
+    with RequestBody(gateway.body_budget, gateway.config.max_body_bytes, gateway.body_limit) as body:
         return await body.read(request.scope, request.receive)
 
 

@@ -128,6 +128,31 @@ class GatewayConfig:
     max_body_bytes: int = option(
         8 * 1024 * 1024, "Maximum size of a request body; larger bodies are answered with 413", low=1024
     )
+    max_images: int = option(8, "Maximum number of images in a request", low=1, high=1024)
+    max_image_bytes: int = option(
+        10 * 1024 * 1024, "Maximum size of an image file in a request", low=1024, high=256 * 1024 * 1024
+    )
+    max_image_pixels: int = option(
+        64_000_000, "Maximum number of pixels of an image before it is resized", low=1, high=1_000_000_000
+    )
+    max_image_body_bytes: int = option(
+        32 * 1024 * 1024,
+        "Maximum size of a request body with images, while a model that reads images is served; its text is "
+        "limited by --max-body-bytes",
+        low=1024,
+    )
+    image_urls: str = option(
+        "refused",
+        "Whether requests may give images as https URLs, which the gateway then fetches",
+        choices=("refused", "allowed"),
+    )
+    image_hosts: tuple[str, ...] = option(
+        (), "Host from which images may be fetched, exact or as *.example.com; repeatable"
+    )
+    image_blocked_network: tuple[str, ...] = option(
+        (),
+        "Network (CIDR) from which images are never fetched, in addition to private ones; repeatable",
+    )
     max_bodies_bytes: int = option(
         256 * 1024 * 1024,
         "Maximum total size of the bodies of all requests in progress; further requests get 503",
@@ -234,6 +259,8 @@ class GatewayConfig:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key belong together: give both")
 
+        if (self.image_urls == "allowed") != bool(self.image_hosts):
+            raise ValueError("--image-urls allowed and --image-hosts belong together: give both")
         if self.response_store_seconds and self.processes > 1:
             raise ValueError(
                 "--response-store-seconds needs --processes 1, because each process has its own store"

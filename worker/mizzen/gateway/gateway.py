@@ -227,6 +227,13 @@ class Gateway:
         max_context = service.table.max_context_length if service is not None else 0
         return new_queue_entry(scope, generation, deadline, first=first, max_tokens=max_context)
 
+    def body_limit(self) -> int:
+        """Return the maximum size of a request body in bytes; it is larger while a model reads images."""
+        texts = (engine.text_model for engine in self.engines)
+        if any(text is not None and text.image_rules is not None for text in texts):
+            return max(self.config.max_body_bytes, self.config.max_image_body_bytes)
+        return self.config.max_body_bytes
+
     def restart_queue_timeout(self, queue_entry: QueueEntry) -> None:
         """Restart the queue timeout of a sequence that begins later than its request."""
         queue_entry.deadline = time.monotonic() + self.config.queue_timeout_seconds

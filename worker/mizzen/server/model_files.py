@@ -27,7 +27,12 @@ TEXT_FILES = (
     "1_Pooling/config.json",
 )
 """Files that determine tokenization, chat templates and the pooling of embedding models."""
-OTHER_FILES = ("config.json", "generation_config.json", "config_sentence_transformers.json")
+OTHER_FILES = (
+    "config.json",
+    "generation_config.json",
+    "config_sentence_transformers.json",
+    "preprocessor_config.json",
+)
 """Files that gateways may fetch, but that do not influence tokenization."""
 TEMPLATE_FOLDER = "additional_chat_templates"
 

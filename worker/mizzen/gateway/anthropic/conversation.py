@@ -11,6 +11,7 @@ from msgspec import Raw
 
 from mizzen.gateway.anthropic.schemas import (
     CountTokensRequest,
+    ImageBlock,
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
@@ -21,24 +22,27 @@ from mizzen.gateway.anthropic.schemas import (
 from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.fields.ignored import MAX_PATHS
 from mizzen.gateway.fields.typed_objects import TypedObjects
-from mizzen.gateway.openai.messages import Message
+from mizzen.gateway.images.limits import ImagePartError
+from mizzen.gateway.images.request_images import ImageSource
+from mizzen.gateway.openai.messages import ImagePart, Message, Part
 from mizzen.gateway.tools.tool_schemas import CalledFunction, ToolCall
 
 BLOCKS: dict[str, type[msgspec.Struct]] = {
     "text": TextBlock,
+    "image": ImageBlock,
     "thinking": ThinkingBlock,
     "redacted_thinking": RedactedThinkingBlock,
     "tool_use": ToolUseBlock,
     "tool_result": ToolResultBlock,
 }
 ALLOWED_BLOCKS = {
-    "user": ("text", "tool_result"),
+    "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": ("text",),
 }
 """Types of the blocks that a message of each role may have."""
-TEXT_ONLY = ("text",)
-UNREADABLE_BLOCKS = ("image", "document", "search_result", "container_upload", "audio", "video", "file")
+TEXT_ONLY, RESULT_BLOCKS = ("text",), ("text", "image")
+UNREADABLE_BLOCKS = ("document", "search_result", "container_upload", "audio", "video", "file")
 ERROR_PREFIX = "Error: "
 
 
@@ -118,12 +122,51 @@ class BlockDecoder:
         blocks = self.decode(content or "", path, TEXT_ONLY)
         return "\n".join(block.text for _, block in blocks if isinstance(block, TextBlock))
 
+    def parts(self, content: str | Sequence[Raw] | None, path: str) -> str | list[Part]:
+        """Return the content at path as the content of a chat message: text, or parts if it has images.
+
+        Raises:
+            ApiError: 400 for a block that is neither text nor an image.
+        """
+        blocks = self.decode(content or "", path, RESULT_BLOCKS)
+        return join_parts(
+            [
+                image_part(block, block_path) if isinstance(block, ImageBlock) else Part("text", block.text)
+                for block_path, block in blocks
+                if isinstance(block, TextBlock | ImageBlock)
+            ]
+        )
+
+
+def image_part(block: ImageBlock, path: str) -> ImagePart:
+    """Return the part of a chat message for the image block at `path`.
+
+    Raises:
+        ImagePartError: 400 if the source lacks its data.
+    """
+    data = block.source.data if block.source.type == "base64" else block.source.url
+    if data is None:
+        name = "data" if block.source.type == "base64" else "url"
+        raise ImagePartError(path, f"source.{name} is required", "missing_field")
+    is_url = block.source.type == "url"
+    source = ImageSource(path, data if is_url else "", None if is_url else data)
+    return ImagePart(type="image_url", source=source)
+
+
+def join_parts(parts: Sequence[Part]) -> str | list[Part]:
+    """Return parts as the content of a chat message: texts without images are joined by line breaks."""
+    if any(isinstance(part, ImagePart) for part in parts):
+        return list(parts)
+    return "\n".join(part.text or "" for part in parts)
+
 
 def unsupported_block(kind: object, path: str, allowed: tuple[str, ...]) -> ApiError:
     """Return the 400 error for a block whose type is not one of the `allowed` ones."""
     if not isinstance(kind, str):
         return invalid(f"{path}.type is required, and must be a string", f"{path}.type", "missing_field")
-    reason = "the model reads text only" if kind in UNREADABLE_BLOCKS else f"use {', '.join(allowed)}"
+    reason = (
+        "the model reads text and images only" if kind in UNREADABLE_BLOCKS else f"use {', '.join(allowed)}"
+    )
     text = f"{path}.type is {kind[:80]!r}, which is not supported here: {reason}"
     return invalid(text, f"{path}.type", "unsupported_content")
 
@@ -189,22 +232,24 @@ class ConversationBuilder:
         self._append(message)
 
     def _add_text_and_results(self, role: str, content: Iterable[tuple[str, msgspec.Struct]]) -> None:
-        texts: list[str] = []
+        parts: list[Part] = []
         has_results = False
         for path, block in content:
             match block:
                 case TextBlock(text=text):
-                    texts.append(text)
+                    parts.append(Part("text", text))
+                case ImageBlock():
+                    parts.append(image_part(block, path))
                 case ToolResultBlock():
-                    if texts:
-                        self._append(Message(role, "\n".join(texts)))  # type: ignore[arg-type]
-                        texts = []
+                    if parts:
+                        self._append(Message(role, join_parts(parts)))  # type: ignore[arg-type]
+                        parts = []
                     self.messages.append(self._tool_message(block, path))
                     has_results = True
                 case _:
                     raise TypeError(f"{type(block)} is not a block of this role")
-        if texts or not has_results:
-            self._append(Message(role, "\n".join(texts)))  # type: ignore[arg-type]
+        if parts or not has_results:
+            self._append(Message(role, join_parts(parts)))  # type: ignore[arg-type]
 
     def _tool_message(self, block: ToolResultBlock, path: str) -> Message:
         if block.tool_use_id not in self._call_ids:
@@ -212,10 +257,12 @@ class ConversationBuilder:
                 f"{path}.tool_use_id: no tool_use block {block.tool_use_id[:80]!r} precedes it",
                 f"{path}.tool_use_id",
             )
-        text = self.blocks.text(block.content, f"{path}.content")
+        content = self.blocks.parts(block.content, f"{path}.content")
+        text = content if isinstance(content, str) else content[0].text or ""
         if block.is_error and not text.lower().startswith("error"):
-            text = ERROR_PREFIX + text
-        return Message("tool", text, tool_call_id=block.tool_use_id)
+            error = Part("text", ERROR_PREFIX.rstrip())
+            content = ERROR_PREFIX + content if isinstance(content, str) else [error, *content]
+        return Message("tool", content, tool_call_id=block.tool_use_id)
 
     def _append(self, message: Message) -> None:
         """Add a message, or join it with the last one if that has the same role."""
@@ -223,7 +270,7 @@ class ConversationBuilder:
         if last is None or last.role != message.role:
             self.messages.append(message)
             return
-        last.content = join_texts(last.content, message.content)
+        last.content = join_contents(last.content, message.content)
         last.reasoning_content = join_texts(last.reasoning_content, message.reasoning_content) or None
         last.tool_calls = [*(last.tool_calls or ()), *(message.tool_calls or ())] or None
 
@@ -231,3 +278,14 @@ class ConversationBuilder:
 def join_texts(*texts: object) -> str:
     """Join texts by line breaks; values that are not texts, and empty texts, are left out."""
     return "\n".join(text for text in texts if isinstance(text, str) and text)
+
+
+def join_contents(first: str | list[Part] | None, second: str | list[Part] | None) -> str | list[Part]:
+    """Join the contents of two messages: texts by line breaks, others as parts."""
+    if not isinstance(first, list) and not isinstance(second, list):
+        return join_texts(first, second)
+    return [
+        part
+        for content in (first, second)
+        for part in (content if isinstance(content, list) else [Part("text", content)] if content else ())
+    ]

@@ -16,6 +16,7 @@ from mizzen.gateway.anthropic.response_bodies import CountTokensResponse
 from mizzen.gateway.anthropic.response_writer import MessagesWriter
 from mizzen.gateway.error_shapes import messages_error_body
 from mizzen.gateway.errors import ApiError
+from mizzen.gateway.images.hold import hold_images
 from mizzen.gateway.openai.tokenize import find_text_model
 from mizzen.gateway.requests.engine_request import tokenize_prompt
 from mizzen.gateway.requests.exchange import GenerationExchange
@@ -79,7 +80,8 @@ class CountTokensHandler:
         get_record(scope).ignored_fields = generation.ignored_fields
         _, text = find_text_model(self._gateway, generation.model, scope)
         try:
-            prompt = await tokenize_prompt(generation, text)
+            with hold_images(self._gateway, generation, scope):
+                prompt = await tokenize_prompt(generation, text)
         except ApiError as error:
             rename_field(error, parsed.tools)
             raise

@@ -18,6 +18,7 @@ from mizzen.gateway.errors import ApiError
 from mizzen.gateway.fields.decoder import BodyDecoder
 from mizzen.gateway.fields.ignored import collect_paths
 from mizzen.gateway.fields.rules import Rules, advise, refuse, unused
+from mizzen.gateway.images.limits import ImagePartError
 from mizzen.gateway.openai.format_schemas import JsonSchema, ResponseFormat
 from mizzen.gateway.openai.schemas import ChatRequest
 from mizzen.gateway.requests.generation_request import GenerationRequest
@@ -163,7 +164,7 @@ def chat_response_format(request: CountTokensRequest) -> ResponseFormat | None:
 def rename_field(error: ApiError, tools: MessagesTools) -> None:
     """If an error names a chat field, name the corresponding field of the Messages API instead."""
     name = error.param
-    if name is None:
+    if name is None or isinstance(error, ImagePartError):
         return
     if tool := _CHAT_FUNCTION.match(name):
         schema = ".input_schema" if tool[2] else ""

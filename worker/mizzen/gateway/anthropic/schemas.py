@@ -14,12 +14,24 @@ from msgspec import Meta
 from mizzen.gateway.openai.schemas import ADVICE, MAX_INT32, NOT_SUPPORTED, Count, Probability, doc
 
 NOT_NEEDED = "Accepted, not needed: the prefix cache is automatic."
-BLOCK_TYPES = ("TextBlock", "ThinkingBlock", "RedactedThinkingBlock", "ToolUseBlock", "ToolResultBlock")
+BLOCK_TYPES = (
+    "TextBlock",
+    "ImageBlock",
+    "ThinkingBlock",
+    "RedactedThinkingBlock",
+    "ToolUseBlock",
+    "ToolResultBlock",
+)
 BlockJson = Annotated[
     msgspec.Raw,
     Meta(extra_json_schema={"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in BLOCK_TYPES]}),
 ]
 """A content block as JSON."""
+ResultBlockJson = Annotated[
+    msgspec.Raw,
+    Meta(extra_json_schema={"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in BLOCK_TYPES[:2]]}),
+]
+"""A content block of a tool's result as JSON."""
 TextBlockJson = Annotated[msgspec.Raw, Meta(extra_json_schema={"$ref": "#/components/schemas/TextBlock"})]
 """A `TextBlock` as JSON."""
 CustomToolJson = Annotated[
@@ -36,6 +48,27 @@ class TextBlock(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     text: Annotated[str, doc("The text.")]
     cache_control: Annotated[Any, doc(NOT_NEEDED)] = None
     citations: Annotated[Any, doc("Ignored: it describes an earlier answer.")] = None
+
+
+class ImageData(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Source of an image."""
+
+    type: Annotated[
+        Literal["base64", "url"], doc("`base64` or `url`; files of Anthropic's API are rejected.")
+    ]
+    media_type: Annotated[str | None, doc("Not used: the content of the file tells its format.")] = None
+    data: Annotated[str | None, doc("With type `base64`: a JPEG, PNG, WebP or GIF file in Base64.")] = None
+    url: Annotated[
+        str | None, doc("With type `url`: an `https:` URL if the gateway allows it, or a `data:` URL.")
+    ] = None
+
+
+class ImageBlock(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Image in a message of the user or in a tool's result, for models that read images."""
+
+    type: Annotated[Literal["image"], doc("Always `image`.")]
+    source: Annotated[ImageData, doc("The image.")]
+    cache_control: Annotated[Any, doc(NOT_NEEDED)] = None
 
 
 class ThinkingBlock(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -71,8 +104,11 @@ class ToolResultBlock(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     type: Annotated[Literal["tool_result"], doc("Always `tool_result`.")]
     tool_use_id: Annotated[str, doc("Id of the call, which must precede the result.")]
     content: Annotated[
-        str | list[TextBlockJson] | None,
-        Meta(description="The result as text or text blocks, which are joined by line breaks."),
+        str | list[ResultBlockJson] | None,
+        Meta(
+            description="The result as text, or as blocks of text and images. Texts without images are "
+            "joined by line breaks."
+        ),
     ] = None
     is_error: Annotated[
         bool | None,
@@ -88,8 +124,8 @@ class TurnMessage(msgspec.Struct, forbid_unknown_fields=True):
     content: Annotated[
         str | list[BlockJson],
         Meta(
-            description="Text or content blocks. Blocks of images, documents and search results, and those "
-            "of tools that Anthropic runs, are rejected."
+            description="Text or content blocks. Blocks of documents and search results, and those of tools "
+            "that Anthropic runs, are rejected."
         ),
     ]
 

@@ -73,7 +73,7 @@ class ApiCall(Response):
 
     async def _read_and_serve(self, scope: Scope, receive: Receive) -> None:
         gateway = self._gateway
-        with RequestBody(gateway.body_budget, gateway.config.max_body_bytes) as body:
+        with RequestBody(gateway.body_budget, gateway.config.max_body_bytes, gateway.body_limit) as body:
             serve_task = asyncio.create_task(self._serve(await body.read(scope, receive)))
             disconnect_task = asyncio.create_task(wait_disconnected(receive))
             try:

@@ -21,6 +21,10 @@ BODY_TIMEOUT_SECONDS = 60.0
 """Time in which a complete body must arrive."""
 BODY_STALL_SECONDS = 15.0
 """Maximum time between the arrival of two parts of a body."""
+BASE64_MARKS = (b";base64,", b'"data"')
+"""Texts before the Base64 text of an image: in a `data:` URL, and as the name of a field."""
+MAX_BASE64_TEXTS = 1024
+"""Maximum number of Base64 texts of each kind that are searched in a body."""
 
 
 class ClientGone(Exception):
@@ -80,9 +84,17 @@ class BodyBudget:
 class RequestBody:
     """Context manager that reads one body; the body counts against the budget until the block ends."""
 
-    def __init__(self, budget: BodyBudget, limit: int) -> None:
+    def __init__(self, budget: BodyBudget, limit: int, image_limit: Callable[[], int] = lambda: 0) -> None:
+        """Create a reader.
+
+        Args:
+            budget: budget of all bodies.
+            limit: maximum size of a body in bytes, without the Base64 text of images.
+            image_limit: returns the maximum size of a body with images; called for bodies above `limit`.
+        """
         self._budget = budget
-        self._limit = limit
+        self._limit = self._text_limit = limit
+        self._image_limit = image_limit
         self._size = 0
         self._received = 0
         self._tenant = ""
@@ -106,8 +118,8 @@ class RequestBody:
             ClientGone: the client closed the connection.
         """
         announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > self._limit:
-            raise body_too_large(self._limit)
+        if announced.isdigit():
+            self._check_size(int(announced))
         decompressor = new_decompressor(scope["headers"])
         tenant = get_tenant(scope)
         self._tenant = tenant.name if tenant is not None else ""
@@ -118,6 +130,8 @@ class RequestBody:
                     pass
         except TimeoutError:
             raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_SECONDS:g} s") from None
+        if len(body) > self._text_limit and len(body) - base64_size(body) > self._text_limit:
+            raise body_too_large(self._text_limit)
         return bytes(body)
 
     async def _read_part(
@@ -137,8 +151,7 @@ class RequestBody:
             self._append(body, part)
             return more
         self._received += len(part)
-        if self._received > self._limit:
-            raise body_too_large(self._limit)
+        self._check_size(self._received)
         for data in decompressor.decompress(part):
             self._append(body, data)
             await asyncio.sleep(0)  # a small part may decompress to the largest body
@@ -147,11 +160,38 @@ class RequestBody:
         return more
 
     def _append(self, body: bytearray, data: bytes) -> None:
-        if len(body) + len(data) > self._limit:
-            raise body_too_large(self._limit)
+        self._check_size(len(body) + len(data))
         self._budget.reserve(len(data), self._tenant)
         self._size += len(data)
         body += data
+
+    def _check_size(self, size: int) -> None:
+        """Check the size of the body.
+
+        Raises:
+            ApiError: 413 if the body is too long, even if it has images.
+        """
+        if size > self._limit:
+            self._limit = max(self._limit, self._image_limit())
+        if size > self._limit:
+            raise body_too_large(self._limit)
+
+
+def base64_size(body: bytes | bytearray) -> int:
+    """Return the number of bytes of JSON text that are Base64 of images: in `data:` URLs, or as `data`."""
+    total = 0
+    for mark in BASE64_MARKS:
+        end = 0
+        for _ in range(MAX_BASE64_TEXTS):
+            begin = body.find(mark, end)
+            if begin < 0:
+                break
+            begin = body.find(b'"', begin + len(mark)) + 1 if mark.endswith(b'"') else begin + len(mark)
+            end = body.find(b'"', begin)
+            if begin <= 0 or end < 0:
+                break
+            total += end - begin
+    return total
 
 
 def body_too_large(limit: int) -> ApiError:

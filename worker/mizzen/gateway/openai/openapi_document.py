@@ -15,6 +15,7 @@ from mizzen.gateway.anthropic.response_bodies import CountTokensResponse, Messag
 from mizzen.gateway.anthropic.schemas import (
     CountTokensRequest,
     CustomTool,
+    ImageBlock,
     MessagesRequest,
     RedactedThinkingBlock,
     TextBlock,
@@ -48,7 +49,7 @@ REQUESTS: tuple[type, ...] = (
 )  # fmt: skip
 """Types of all request bodies, in the order in which docs/openai.md describes them."""
 REQUEST_PARTS: tuple[type, ...] = (
-    ResponseTool, NamespaceTool, TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock,
+    ResponseTool, NamespaceTool, TextBlock, ImageBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock,
     ToolResultBlock, CustomTool,
 )  # fmt: skip
 """Types of objects in request bodies that are decoded separately, so that no other type contains them."""

@@ -14,20 +14,31 @@ import msgspec
 from mizzen.gateway.errors import invalid
 from mizzen.gateway.fields.decoder import BodyDecoder
 from mizzen.gateway.fields.ignored import collect_paths
+from mizzen.gateway.images.limits import ImageLimits
+from mizzen.gateway.images.request_images import ImageCollector, RequestImages
 from mizzen.gateway.openai.field_rules import CHAT_RULES, COMPLETION_RULES
 from mizzen.gateway.openai.messages import template_messages
 from mizzen.gateway.openai.output_form import FamilyOptions, chat_output_form
 from mizzen.gateway.openai.sampling_fields import sampling_params
-from mizzen.gateway.openai.schemas import ChatRequest, CommonFields, CompletionRequest, StreamOptions
+from mizzen.gateway.openai.schemas import (
+    MAX_INT32,
+    ChatRequest,
+    CommonFields,
+    CompletionRequest,
+    ProcessorOptions,
+    StreamOptions,
+)
 from mizzen.gateway.openai.structured_output import request_grammar
 from mizzen.gateway.requests.body_reader import split_pieces
 from mizzen.gateway.requests.decode_body import to_integer
 from mizzen.gateway.requests.generation_request import MAX_SEQUENCES, GenerationRequest, Prompt
 from mizzen.gateway.routing.session import bound_session
 from mizzen.gateway.tools.tool_choice import find_hosted_tools
+from mizzen.images.types import PixelLimits
 
 DEFAULT_COMPLETION_TOKENS = 16
 DEFAULT_FAMILIES = FamilyOptions()
+NO_IMAGE_OPTIONS = ImageLimits()
 RESERVED_TEMPLATE_KWARGS = (
     "messages",
     "tools",
@@ -40,13 +51,21 @@ RESERVED_TEMPLATE_KWARGS = (
 class RequestParser:
     """Parser of chat and completion bodies."""
 
-    def __init__(self, families: FamilyOptions = DEFAULT_FAMILIES, *, strict_fields: bool = False) -> None:
+    def __init__(
+        self,
+        families: FamilyOptions = DEFAULT_FAMILIES,
+        *,
+        strict_fields: bool = False,
+        image_limits: ImageLimits = NO_IMAGE_OPTIONS,
+    ) -> None:
         """Create a parser.
 
         Args:
             families: The tool and reasoning families; names other than "auto" turn off detection by template.
             strict_fields: True to reject unknown fields, and fields that only advise.
+            image_limits: Limits of the images of a request.
         """
+        self._image_limits = image_limits
         self._families = families
         self.strict_fields = strict_fields
         self._chat = BodyDecoder(ChatRequest, CHAT_RULES, strict=strict_fields)
@@ -78,10 +97,13 @@ class RequestParser:
             request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         )
         field, grammar = request_grammar(request) or ("tools", None)
+        collector = ImageCollector(self._image_limits)
+        messages = tuple(template_messages(request.messages, collector))
         return GenerationRequest(
             **common_fields(request),
             ignored_fields=collect_paths(ignored, hosted),
-            messages=tuple(template_messages(request.messages)),
+            messages=messages,
+            images=request_images(collector, self._image_limits, request.mm_processor_kwargs),
             template_arguments=template_arguments(request),
             add_generation_prompt=opens,
             continue_final_message=bool(request.continue_final_message),
@@ -162,6 +184,23 @@ class RequestParser:
             echo=bool(request.echo),
             best_of=best_of,
         )
+
+
+def request_images(
+    collector: ImageCollector, limits: ImageLimits, options: ProcessorOptions | None
+) -> RequestImages | None:
+    """Return the collected images of a request with its bounds on their pixels; None if there are no images.
+
+    Raises:
+        ApiError: 400 if the smallest number of pixels is larger than the largest.
+    """
+    pixels = None
+    if options is not None and (options.min_pixels, options.max_pixels) != (None, None):
+        pixels = PixelLimits(options.min_pixels, options.max_pixels)
+        if (options.min_pixels or 0) > (options.max_pixels or MAX_INT32):
+            field = "mm_processor_kwargs.min_pixels"
+            raise invalid(f"{field} must be at most max_pixels", field, "out_of_range")
+    return RequestImages(collector.images, limits, pixels) if collector.images else None
 
 
 def common_fields(request: CommonFields) -> dict[str, Any]:

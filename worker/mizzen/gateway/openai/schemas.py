@@ -191,6 +191,19 @@ class CommonFields(SamplingFields, forbid_unknown_fields=True, kw_only=True):
     use_beam_search: Annotated[Any, doc("Only `false`.")] = None
 
 
+class ProcessorOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Options for the images of a request, as in vLLM."""
+
+    min_pixels: Annotated[
+        Count | None,
+        doc("Smallest number of pixels after resizing, within the bounds of the model (Qwen-VL only)."),
+    ] = None
+    max_pixels: Annotated[
+        Count | None,
+        doc("Largest number of pixels after resizing, within the bounds of the model (Qwen-VL only)."),
+    ] = None
+
+
 class ChatRequest(CommonFields, forbid_unknown_fields=True, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
@@ -212,6 +225,7 @@ class ChatRequest(CommonFields, forbid_unknown_fields=True, kw_only=True):
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, doc("Variables for the chat template, for example `enable_thinking`.")
     ] = None
+    mm_processor_kwargs: Annotated[ProcessorOptions | None, doc("Options for the images, as in vLLM.")] = None
     add_generation_prompt: Annotated[
         bool | None, doc("Whether the prompt opens the assistant's turn (default: true).")
     ] = None

@@ -15,10 +15,13 @@ from mizzen.core.sampling_params import SamplingParams
 from mizzen.gateway.errors import invalid, unavailable
 from mizzen.gateway.fields.decoder import BodyDecoder
 from mizzen.gateway.fields.ignored import collect_paths
+from mizzen.gateway.images.hold import hold_images
+from mizzen.gateway.images.limits import ImageLimits, configured_limits
+from mizzen.gateway.images.request_images import ImageCollector
 from mizzen.gateway.openai.messages import Message, template_messages
 from mizzen.gateway.openai.output_form import ChatOutputForm, FamilyOptions
-from mizzen.gateway.openai.parse import check_template_kwargs, opens_assistant_turn
-from mizzen.gateway.openai.schemas import TokenId, doc
+from mizzen.gateway.openai.parse import check_template_kwargs, opens_assistant_turn, request_images
+from mizzen.gateway.openai.schemas import ProcessorOptions, TokenId, doc
 from mizzen.gateway.requests.engine_request import tokenize_prompt
 from mizzen.gateway.requests.fan_out import map_concurrently
 from mizzen.gateway.requests.generation_request import MAX_SEQUENCES, GenerationRequest
@@ -33,6 +36,10 @@ if TYPE_CHECKING:
 
 OFF_LOOP_TOKENS = 4096
 """Number of tokens above which decoding runs in a thread instead of on the event loop."""
+CHAT_OPTIONS = (
+    "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "mm_processor_kwargs",
+)  # fmt: skip
+"""Fields of requests that apply only to `messages`."""
 NO_SAMPLING = SamplingParams(temperature=0.0, max_tokens=1)
 
 
@@ -53,6 +60,7 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     add_generation_prompt: Annotated[bool | None, doc("As in chat completions.")] = None
     continue_final_message: Annotated[bool | None, doc("As in chat completions.")] = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, doc("As in chat completions.")] = None
+    mm_processor_kwargs: Annotated[ProcessorOptions | None, doc("As in chat completions.")] = None
     return_token_strs: Annotated[bool | None, doc("Add `token_strs`, the text of each token.")] = None
 
 
@@ -91,6 +99,7 @@ class TokenizeHandler:
     def __init__(self, gateway: Gateway, families: FamilyOptions) -> None:
         self._gateway = gateway
         self._families = families
+        self._image_limits = configured_limits(gateway.config)
         strict = gateway.config.strict_fields
         self._tokenize = BodyDecoder(TokenizeRequest, strict=strict)
         self._detokenize = BodyDecoder(DetokenizeRequest, strict=strict)
@@ -106,7 +115,8 @@ class TokenizeHandler:
         service, text = find_text_model(self._gateway, request.model, scope)
 
         async def tokenize_one(generation: GenerationRequest) -> list[int]:
-            return (await tokenize_prompt(generation, text)).ids.tolist()
+            with hold_images(self._gateway, generation, scope):
+                return (await tokenize_prompt(generation, text)).ids.tolist()
 
         token_ids = await map_concurrently(requests, tokenize_one, concurrency=1)
         context = service.table.longest_context(text)
@@ -140,7 +150,11 @@ class TokenizeHandler:
         hosted = find_hosted_tools(request.tools or (), strict=self._gateway.config.strict_fields)
         if (request.prompt is None) == (request.messages is None):
             raise invalid("give either prompt or messages", "prompt")
-        return request, tokenize_generations(request, self._families), collect_paths(ignored, hosted)
+        return (
+            request,
+            tokenize_generations(request, self._families, self._image_limits),
+            collect_paths(ignored, hosted),
+        )
 
 
 def find_text_model(gateway: Gateway, name: str | None, scope: Scope) -> tuple[Service, TextModel]:
@@ -161,7 +175,9 @@ def find_text_model(gateway: Gateway, name: str | None, scope: Scope) -> tuple[S
     return service, text
 
 
-def tokenize_generations(request: TokenizeRequest, families: FamilyOptions) -> list[GenerationRequest]:
+def tokenize_generations(
+    request: TokenizeRequest, families: FamilyOptions, image_limits: ImageLimits
+) -> list[GenerationRequest]:
     """Return a generation request for each text or conversation to tokenize.
 
     Tools are passed to the chat template even if the model's tool call format is unknown.
@@ -175,12 +191,15 @@ def tokenize_generations(request: TokenizeRequest, families: FamilyOptions) -> l
         tools = parse_tools(request.tools, None, None)
         if tools is not None:
             arguments["tools"] = tools.template_tools()
+        collector = ImageCollector(image_limits)
+        messages = tuple(template_messages(request.messages, collector))
         return [
             GenerationRequest(
                 model=model,
                 sampling=NO_SAMPLING,
                 prompt_field="messages",
-                messages=tuple(template_messages(request.messages)),
+                messages=messages,
+                images=request_images(collector, image_limits, request.mm_processor_kwargs),
                 template_arguments=arguments,
                 output_form=ChatOutputForm(tools=None, options=families),
                 add_generation_prompt=opens_assistant_turn(request),
@@ -188,7 +207,7 @@ def tokenize_generations(request: TokenizeRequest, families: FamilyOptions) -> l
                 add_special_tokens=bool(request.add_special_tokens),
             )
         ]
-    for name in ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+    for name in CHAT_OPTIONS:
         if getattr(request, name) is not None:
             raise invalid(f"{name} needs messages", name)
     prompts = [request.prompt] if isinstance(request.prompt, str) else request.prompt or []

@@ -11,6 +11,7 @@ import numpy as np
 from mizzen.core.request import Int32, Pooling
 from mizzen.core.sampling_params import sent_values
 from mizzen.gateway.errors import ApiError, invalid
+from mizzen.gateway.images.prompt import add_images, check_readable
 from mizzen.gateway.requests.generation_request import EncodedPrompt, GenerationRequest
 from mizzen.gateway.requests.text_batch import truncated_length
 from mizzen.gateway.text.model import NoChatTemplate, TextModel
@@ -27,15 +28,21 @@ Group 1 is the keyword. Group 2 is the path of the schema that contains it, foll
 async def tokenize_prompt(
     generation: GenerationRequest, text: TextModel, max_tokens: int = 0
 ) -> EncodedPrompt:
-    """Return the tokens of a request's prompt.
+    """Return the tokens of a request's prompt, and its images.
 
     Raises:
-        ApiError: 400 if the chat template rejects the messages, or the prompt is empty.
+        ApiError: 400 if the chat template rejects the messages, the prompt is empty, or the model does not
+            accept an image.
         TooManyTokens: the text is so long that it must have more than `max_tokens` tokens (0: no limit);
             raised before tokenization.
     """
     if generation.prompt_source is not None:
         prompt = await generation.prompt_source.encode(text, max_tokens)
+    elif generation.images is not None:
+        rules = check_readable(generation.images, text.image_rules, generation.model)
+        ids = await tokenize_chat(generation, text, max_tokens)
+        ids, images = await add_images(ids, generation.images, rules)
+        prompt = EncodedPrompt(ids, images=images)
     elif generation.messages is not None:
         cut = truncated_length(generation.truncate, max_tokens)
         ids = await tokenize_chat(generation, text, 0 if cut else max_tokens)

@@ -16,6 +16,7 @@ from mizzen.gateway.admission.queue_entry import QueueEntry, reserve_tokens
 from mizzen.gateway.auth.authentication import release_parallel_slot
 from mizzen.gateway.http.api_call import ApiCall
 from mizzen.gateway.http.request_bodies import ClientGone
+from mizzen.gateway.images.hold import hold_images
 from mizzen.gateway.requests.answer import AnswerPiece, join_pieces
 from mizzen.gateway.requests.backpressure import OutputQueue, StreamClient
 from mizzen.gateway.requests.fan_out import MAX_CONCURRENT_SEQUENCES, link_siblings, new_routed_request
@@ -57,10 +58,11 @@ class GenerationExchange(ApiCall):
         self._generation, self._writer = generation, self._new_writer(generation)
         groups = await self._new_groups(generation, dispatcher)
         try:
-            if generation.stream:
-                await self._serve_stream(groups)
-            else:
-                await self._serve_full(groups)
+            with hold_images(self._gateway, generation, self._scope):
+                if generation.stream:
+                    await self._serve_stream(groups)
+                else:
+                    await self._serve_full(groups)
         finally:
             for sequence in (sequence for group in groups for sequence in group):
                 sequence.close()

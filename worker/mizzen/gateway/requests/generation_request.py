@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 from mizzen.core.request import Int32
 from mizzen.core.sampling_params import SamplingParams
+from mizzen.gateway.images.request_images import RequestImages
 from mizzen.gateway.requests.images import PromptImageBytes
 from mizzen.gateway.requests.output import OutputForm
 from mizzen.gateway.requests.shared_prefixes import find_shared_prefixes
@@ -80,6 +81,8 @@ class GenerationRequest:
 
     messages: tuple[dict[str, Any], ...] | None = None
     """Conversation in the form that chat templates expect; None if the request has a `prompt`."""
+    images: RequestImages | None = None
+    """Images of the conversation, in the order of the parts `{"type": "image"}`; None if it has none."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the chat template (`chat_template_kwargs`)."""
     add_generation_prompt: bool = True

@@ -81,7 +81,7 @@ class ResponsesExchange(GenerationExchange):
         request = await self._gateway.body_reader.parse_body(body, read_input, self._scope)
         if request is None:
             return body
-        limit = self._gateway.config.max_body_bytes
+        limit = self._gateway.body_limit()
         completed, self._context.turn = complete_input(request, store, owner, limit)
         return completed
 

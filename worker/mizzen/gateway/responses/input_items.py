@@ -16,12 +16,15 @@ from mizzen.gateway.errors import invalid
 from mizzen.gateway.fields.ignored import MAX_PATHS
 from mizzen.gateway.fields.rules import Rules, unused
 from mizzen.gateway.fields.typed_objects import TypedObjects
-from mizzen.gateway.openai.messages import Message
+from mizzen.gateway.images.limits import ImagePartError
+from mizzen.gateway.images.request_images import ImageSource
+from mizzen.gateway.openai.messages import ImagePart, Message, Part
 from mizzen.gateway.responses.tools import CallName, ResponseTools
 from mizzen.gateway.tools.tool_schemas import CalledFunction, ToolCall
 
 MAX_ITEMS = 65_536
-UNSUPPORTED_PARTS = ("input_image", "input_file", "input_audio")
+UNSUPPORTED_PARTS = ("input_file", "input_audio")
+TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 NOT_STORED = (
     "this gateway stores no responses (--response-store-seconds is 0): set `store: false` in your client or"
     " SDK, so that it sends the earlier items themselves in input"
@@ -183,10 +186,14 @@ class MessageBuilder:
         if instructions is not None:
             self.add_message("system", instructions)
 
-    def add_message(self, role: str, content: str) -> None:
+    def add_message(self, role: str, content: str | list[Part]) -> None:
         """Add a message, or join it with the system message or the reasoning that it directly follows."""
         last = self.messages[-1] if self.messages else None
-        if role == "system" and len(self.messages) == len(self._system_texts[:1]):
+        if (
+            role == "system"
+            and isinstance(content, str)
+            and len(self.messages) == len(self._system_texts[:1])
+        ):
             self.messages = self.messages or [Message("system")]
             self._system_texts.append(content)
         elif role == "assistant" and last is not None and is_reasoning_only(last):
@@ -213,7 +220,7 @@ class MessageBuilder:
             last.tool_calls = []
         last.tool_calls.append(tool_call)
 
-    def add_call_output(self, call_id: str, content: str) -> None:
+    def add_call_output(self, call_id: str, content: str | list[Part]) -> None:
         """Add the output of a call as a tool message."""
         self.messages.append(Message("tool", content, tool_call_id=call_id))
 
@@ -238,8 +245,8 @@ def add_item(builder: MessageBuilder, item: msgspec.Struct, field: str, tools: R
     """
     match item:
         case InputMessage(role, content):
-            text = content_text(content, f"{field}.content")
-            builder.add_message("system" if role == "developer" else role, text)
+            parts = chat_content(content, f"{field}.content")
+            builder.add_message("system" if role == "developer" else role, parts)
         case FunctionCall():
             builder.add_call(item, tools.model_name(CallName(item.name, item.namespace)))
         case FunctionCallOutput(_, call_id, output):
@@ -248,7 +255,7 @@ def add_item(builder: MessageBuilder, item: msgspec.Struct, field: str, tools: R
                     f"{field}.call_id: no function_call {call_id[:80]!r} comes before it: send it, too",
                     f"{field}.call_id",
                 )
-            builder.add_call_output(call_id, content_text(output, f"{field}.output"))
+            builder.add_call_output(call_id, chat_content(output, f"{field}.output"))
         case ReasoningItem():
             texts = item.content or item.summary
             if texts:
@@ -257,15 +264,37 @@ def add_item(builder: MessageBuilder, item: msgspec.Struct, field: str, tools: R
             raise TypeError(f"{type(item)} is not an item type")
 
 
-def content_text(content: str | list[InputContentPart], field: str) -> str:
-    """Return the content at path `field` as text; parts are joined by line breaks.
+def chat_content(content: str | list[InputContentPart], field: str) -> str | list[Part]:
+    """Return the content at path `field` as that of a chat message; texts without images are joined.
 
     Raises:
-        ApiError: 400 for a part that is not text.
+        ApiError: 400 for a part that is neither text nor an image.
     """
     if isinstance(content, str):
         return content
-    return "\n".join([part_text(part, f"{field}[{index}]") for index, part in enumerate(content)])
+    paths = [f"{field}[{index}]" for index in range(len(content))]
+    if not any(part.type == "input_image" for part in content):
+        return "\n".join(map(part_text, content, paths))
+    return [
+        image_part(part, path) if part.type == "input_image" else Part("text", part_text(part, path))
+        for part, path in zip(content, paths, strict=True)
+    ]
+
+
+def image_part(part: InputContentPart, field: str) -> ImagePart:
+    """Return the part of a chat message for the image at path `field`.
+
+    Raises:
+        ImagePartError: 400 if the image is not given as a URL.
+    """
+    if part.file_id is not None:
+        reason = "file_id is not supported, because no files are stored: send image_url with a data: URL"
+        raise ImagePartError(field, reason, "unsupported_content")
+    if not isinstance(part.image_url, str):
+        raise ImagePartError(field, "image_url must be a string", "missing_field")
+    if not isinstance(part.detail, str | None):
+        raise ImagePartError(field, "detail must be a string", "invalid_type")
+    return ImagePart(type="image_url", source=ImageSource(field, part.image_url, detail=part.detail))
 
 
 def part_text(part: InputContentPart, field: str) -> str:
@@ -274,8 +303,9 @@ def part_text(part: InputContentPart, field: str) -> str:
     Raises:
         ApiError: 400 if the part is not text, or its text is missing.
     """
-    if part.type not in ("input_text", "output_text", "text", "refusal"):
-        extra = "the model reads text only" if part.type in UNSUPPORTED_PARTS else "only text is supported"
+    if part.type not in TEXT_PARTS:
+        unreadable = part.type in UNSUPPORTED_PARTS
+        extra = "the model reads text and images only" if unreadable else "only text and images are supported"
         raise invalid(f"{field}.type is {part.type[:80]!r}; {extra}", f"{field}.type", "unsupported_content")
     name = "refusal" if part.type == "refusal" else "text"
     text = part.refusal if part.type == "refusal" else part.text

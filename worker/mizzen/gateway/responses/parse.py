@@ -14,6 +14,7 @@ from mizzen.gateway.errors import ApiError, invalid
 from mizzen.gateway.fields.decoder import BodyDecoder
 from mizzen.gateway.fields.ignored import collect_paths
 from mizzen.gateway.fields.rules import REFUSED, UNUSED, Rules, advise, refuse, unused
+from mizzen.gateway.images.limits import ImagePartError
 from mizzen.gateway.openai.format_schemas import JsonSchema, ResponseFormat
 from mizzen.gateway.openai.messages import Message
 from mizzen.gateway.openai.schemas import ChatRequest
@@ -227,7 +228,7 @@ def chat_response_format(options: TextOptions | None) -> ResponseFormat | None:
 def rename_field(error: ApiError, tools: ResponseTools) -> None:
     """If an error names a chat field, name the corresponding field of the Responses API instead."""
     name = error.param
-    if name is None:
+    if name is None or isinstance(error, ImagePartError):
         return
     if tool := _CHAT_FUNCTION.match(name):
         error.param = list(tools.functions)[int(tool[1])] + name[tool.end() :]

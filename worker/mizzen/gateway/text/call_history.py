@@ -190,7 +190,8 @@ def _results_as_user(messages: Sequence[TemplateMessage]) -> list[TemplateMessag
     for message in messages:
         is_result = message.get("role") == "tool"
         content = message.get("content", "")
-        if after_result and (is_result or message.get("role") == "user") and isinstance(content, str):
+        joins = after_result and (is_result or message.get("role") == "user") and isinstance(content, str)
+        if joins and isinstance(arranged[-1]["content"], str):
             arranged[-1] = {**arranged[-1], "content": f"{arranged[-1]['content']}\n{content}"}
         else:
             arranged.append({"role": "user", "content": content} if is_result else message)

@@ -12,11 +12,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mizzen.core.request import Int32, Pooling
+from mizzen.gateway.text.image_marks import added_tokens, new_mark
 from mizzen.gateway.text.pooling import model_pooling
-from mizzen.gateway.text.template import ChatTemplate
-from mizzen.gateway.text.tokenizer import Tokenizer
+from mizzen.gateway.text.template import ChatTemplate, read_json
+from mizzen.gateway.text.tokenizer import TOKENIZER, Tokenizer
 from mizzen.gateway.text.tokenizer_info import describe_tokenizer
+from mizzen.images.rules import read_image_rules
+from mizzen.images.types import ImageRules
 
+CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
+IMAGE_FILES = (CONFIG, PREPROCESSOR)
+"""Files from which the rules for images are read; text models are built without them."""
 LONG_CHARACTERS = 4096
 """Length in characters above which a text is tokenized in a thread."""
 HUGE_CHARACTERS = 1 << 19
@@ -57,6 +63,8 @@ class TextModel:
     """Default pooling of the models' embeddings; None if the gateway does not support their pooling."""
     description: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
     """The tokenizer's configuration, for /tokenizer_info."""
+    image_rules: ImageRules | None = field(default=None, compare=False, repr=False)
+    """Rules for images; None if the models read text only."""
     huge_slots: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_HUGE), compare=False, repr=False
     )
@@ -185,8 +193,29 @@ def build_text_model(name: str, files: Mapping[str, bytes]) -> TextModel:
     Raises:
         TokenizerError, TemplateError: a file is missing or invalid.
     """
-    tokenizer, template = Tokenizer.from_files(files), ChatTemplate.from_files(files)
-    return TextModel(name, tokenizer, template, model_pooling(files), describe_tokenizer(files))
+    rules = image_rules(files)
+    mark = None if rules is None else new_mark(rules.placeholder)
+    return TextModel(
+        name,
+        Tokenizer.from_files(files, mark),
+        ChatTemplate.from_files(files, mark),
+        model_pooling(files),
+        describe_tokenizer(files),
+        rules,
+    )
+
+
+def image_rules(files: Mapping[str, bytes]) -> ImageRules | None:
+    """Return a model's rules for images, which follow from its `IMAGE_FILES`; None for a text model.
+
+    Raises:
+        TemplateError: a file is not a JSON object.
+        ValueError: a file has an invalid value.
+    """
+    if CONFIG not in files:
+        return None
+    config, preprocessor = read_json(files, CONFIG), read_json(files, PREPROCESSOR)
+    return read_image_rules(config, preprocessor, added_tokens(files.get(TOKENIZER, b"")))
 
 
 class TextModels:

@@ -12,13 +12,15 @@ from typing import Any, TypeVar
 import jinja2
 
 from mizzen.gateway.text.call_history import PROBE_TOOL, CallForm, arrange_calls, detect_call_form
+from mizzen.gateway.text.content_form import ContentForm, arrange_contents, detect_content_form, has_image
+from mizzen.gateway.text.image_marks import ImageMark
 from mizzen.gateway.text.sandbox import MAX_CHARACTERS, TemplateEnvironment
 from mizzen.gateway.text.tokenizer import is_chat_template, read_files
 from mizzen.gateway.text.tool_form import ToolForm, arrange_tools, detect_tool_form
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 RENDER_SECONDS = 5.0
-FILE = "chat_template.jinja"
+FILE, PROCESSOR_FILE = "chat_template.jinja", "chat_template.json"
 
 END_MARK = "END_OF_TEXT_TO_CONTINUE "
 """Text that marks the end of the message that the model continues; its trailing space shows whether the
@@ -42,6 +44,7 @@ class ChatTemplate:
         template: str | Mapping[str, str],
         special_tokens: Mapping[str, str] | None = None,
         seconds: float = RENDER_SECONDS,
+        mark: ImageMark | None = None,
     ) -> None:
         """Compile one template, or several by name ("default", and "tool_use" for requests with tools).
 
@@ -49,6 +52,7 @@ class ChatTemplate:
             template: Source of the template, or sources by name.
             special_tokens: Special tokens by name, such as `bos_token`; they are variables of the template.
             seconds: Maximum duration of a rendering.
+            mark: Mark of images, which replaces their placeholder in prompts; None for a text model.
 
         Raises:
             TemplateError: a template has a syntax error, or no template is named "default".
@@ -56,6 +60,9 @@ class ChatTemplate:
         sources = {"default": template} if isinstance(template, str) else dict(template)
         if "default" not in sources:
             raise TemplateError(f'no chat template is named "default", only: {", ".join(sorted(sources))}')
+        self._mark = mark
+        if mark is not None:
+            sources = {name: source.replace(mark.placeholder, mark.text) for name, source in sources.items()}
         self._environment = TemplateEnvironment()
         self._seconds = seconds
         self._special_tokens = dict(special_tokens or {})
@@ -66,25 +73,30 @@ class ChatTemplate:
         """Forms of calls by the name of the template and whether tools are offered."""
         self._tool_forms: dict[str, ToolForm] = {}
         """Forms of tools by the name of the template."""
+        self._content_forms: dict[str, ContentForm] = {}
+        """Forms of contents by the name of the template."""
 
     @classmethod
-    def from_files(cls, files: Mapping[str, bytes]) -> ChatTemplate | None:
+    def from_files(cls, files: Mapping[str, bytes], mark: ImageMark | None = None) -> ChatTemplate | None:
         """Build a model's chat template; return None if it has none. `files` maps file names to contents.
 
-        `chat_template.jinja` takes precedence over the template in `tokenizer_config.json`. Additional
-        templates are in a separate folder.
+        `chat_template.jinja` takes precedence over `chat_template.json`, and that over the template in
+        `tokenizer_config.json`. Additional templates are in a separate folder. `mark` is the mark of images.
 
         Raises:
             TemplateError: a file is not valid JSON or UTF-8, or a template is invalid.
         """
         config = read_json(files, "tokenizer_config.json")
-        templates = {} if FILE in files else named_templates(config.get("chat_template"))
+        processor = read_json(files, PROCESSOR_FILE).get("chat_template")
+        source = config.get("chat_template") if processor is None else processor
+        templates = {} if FILE in files else named_templates(source)
         for name in files:
             if name == FILE or is_chat_template(name):
                 templates["default" if name == FILE else PurePath(name).stem] = read_text(files, name)
         if not templates:
             return None
-        return cls(templates, special_token_map(read_json(files, "special_tokens_map.json"), config))
+        tokens = special_token_map(read_json(files, "special_tokens_map.json"), config)
+        return cls(templates, tokens, mark=mark)
 
     @classmethod
     def load(cls, folder: str | Path) -> ChatTemplate | None:
@@ -129,6 +141,7 @@ class ChatTemplate:
             values: dict[str, Any] = {"tools": tools}
             if tools:
                 normalized, values = arrange_tools(normalized, tools, self._tool_form(name))
+            normalized = self._arrange_contents(name, normalized)
             values |= {
                 **self._special_tokens,
                 **variables,
@@ -155,6 +168,26 @@ class ChatTemplate:
         form = self._detect(lambda: detect_call_form(lambda messages: self._probe(name, messages, variables)))
         self._call_forms[name, with_tools] = form
         return form
+
+    def _arrange_contents(self, name: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the messages with their contents in the form in which a template shows text and images.
+
+        Raises:
+            TemplateError: the template shows no images in the results of calls, but a result has one, or
+                probing exceeds the limit on time.
+        """
+        mark = self._mark
+        if mark is None:
+            return messages
+        form = self._content_forms.get(name)
+        if form is None:
+            form = self._detect(
+                lambda: detect_content_form(lambda messages: self._probe(name, messages, {}), mark)
+            )
+            self._content_forms[name] = form
+        if not form.results and any(message["role"] == "tool" and has_image(message) for message in messages):
+            raise TemplateError("the chat template shows no images in the results of tool calls")
+        return arrange_contents(messages, form, mark)
 
     def _tool_form(self, name: str) -> ToolForm:
         """Return the form in which a template shows tools; the template is probed once.

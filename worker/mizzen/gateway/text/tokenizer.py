@@ -20,6 +20,7 @@ from mizzen.gateway.text.detokenize import (
     TokenTable,
     special_tokens,
 )
+from mizzen.gateway.text.image_marks import ImageMark, rename_token
 from mizzen.gateway.text.pooling import FILE as POOLING_FILE
 
 FILES = (
@@ -27,6 +28,7 @@ FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "chat_template.json",
     POOLING_FILE,
 )
 """Files from which a text model is built; only the first is required."""
@@ -80,10 +82,14 @@ def read_files(folder: Path) -> dict[str, bytes]:
 class Tokenizer:
     """A model's tokenizer. Thread-safe."""
 
-    def __init__(self, inner: tokenizers.Tokenizer) -> None:
-        inner.no_truncation()
-        inner.no_padding()
+    def __init__(self, inner: tokenizers.Tokenizer, encoder: tokenizers.Tokenizer | None = None) -> None:
+        """Create a tokenizer that decodes with `inner`, and encodes with `encoder` if that is given."""
+        encoder = encoder or inner
+        for part in (inner, encoder):
+            part.no_truncation()
+            part.no_padding()
         self._inner = inner
+        self._encoder = encoder
         self._special = special_tokens(inner)
         self._special_count = inner.num_special_tokens_to_add(False)
         self._decoder_kind = DecoderKind(inner)
@@ -91,10 +97,11 @@ class Tokenizer:
         self._all_tokens = TokenTable(inner, self._decoder_kind, False)
 
     @classmethod
-    def from_files(cls, files: Mapping[str, bytes]) -> Tokenizer:
+    def from_files(cls, files: Mapping[str, bytes], mark: ImageMark | None = None) -> Tokenizer:
         """Build a tokenizer from the `tokenizer.json` among a model's files.
 
-        `files` maps the files' names to their contents.
+        `files` maps the files' names to their contents. With `mark`, only the mark's secret text becomes the
+        placeholder of an image; the placeholder's own text is tokenized like any other text.
 
         Raises:
             TokenizerError: `tokenizer.json` is missing, or the `tokenizers` library cannot read it.
@@ -106,7 +113,11 @@ class Tokenizer:
                 "save it with Transformers' fast tokenizer (save_pretrained)"
             )
         try:
-            return cls(tokenizers.Tokenizer.from_buffer(content))
+            inner = tokenizers.Tokenizer.from_buffer(content)
+            if mark is None:
+                return cls(inner)
+            renamed = rename_token(content, mark.placeholder, mark.text)
+            return cls(inner, tokenizers.Tokenizer.from_buffer(renamed))
         except Exception as error:  # the library raises plain Exception
             raise TokenizerError(f"tokenizer.json cannot be read: {error}") from error
 
@@ -148,7 +159,7 @@ class Tokenizer:
         for text rendered by a chat template, which already contains them.
         """
         # The batch call releases the GIL and skips the offsets, which are not needed.
-        batch = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        batch = self._encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return batch[0].ids
 
     def encode_batch(
@@ -159,14 +170,14 @@ class Tokenizer:
         A longer text is cut at its end; the special tokens at the end of a prompt, such as EOS, are kept.
         """
         if not max_tokens:
-            encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
             return [encoding.ids for encoding in encodings]
         room = max(0, max_tokens - (self._special_count if add_special_tokens else 0))
         ids = []
-        for encoding in self._inner.encode_batch_fast(list(texts), add_special_tokens=False):
+        for encoding in self._encoder.encode_batch_fast(list(texts), add_special_tokens=False):
             if len(encoding) > room:
                 encoding.truncate(room)
-            ids.append(self._inner.post_process(encoding, None, add_special_tokens).ids)
+            ids.append(self._encoder.post_process(encoding, None, add_special_tokens).ids)
         return ids
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
@@ -174,14 +185,14 @@ class Tokenizer:
 
         The post-processor joins the texts. If it gives all tokens the same type, the index is 0.
         """
-        pair = self._inner.encode_batch_fast([first, second], add_special_tokens=False)
-        joined = self._inner.post_process(pair[0], pair[1], True)
+        pair = self._encoder.encode_batch_fast([first, second], add_special_tokens=False)
+        joined = self._encoder.post_process(pair[0], pair[1], True)
         types = joined.type_ids
         return joined.ids, types.index(1) if 1 in types else 0
 
     def cut_text(self, text: str, max_tokens: int) -> str:
         """Return the beginning of a text, at most about `max_tokens` tokens; it ends with a whole token."""
-        encoding = self._inner.encode_batch([text], add_special_tokens=False)[0]
+        encoding = self._encoder.encode_batch([text], add_special_tokens=False)[0]
         if len(encoding) <= max_tokens:
             return text
         return text[: encoding.offsets[max_tokens - 1][1]] if max_tokens else ""
