@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drawing import draw_tiles
 from model_files import CLIP, SIGLIP, image_sizes, make_rules, random_image
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.llava_next.modeling_llava_next import (
@@ -18,6 +17,7 @@ from transformers.models.llava_next.modeling_llava_next import (
 )
 from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor
 
+from mizzen.images.drawing import draw_tiles
 from mizzen.images.types import ImageRules, InvalidImage, PixelLimits
 
 PINPOINTS: dict[str, list[list[int]]] = {

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drawing import draw_tiles
 from model_files import CLIP, SIGLIP, image_sizes, make_rules, random_image
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava.processing_llava import LlavaProcessor
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
+from mizzen.images.drawing import draw_tiles
 from mizzen.images.rules import read_image_rules
 from mizzen.images.types import ImageRules, InvalidImage, PixelLimits
 

@@ -10,10 +10,10 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from drawing import draw_tiles
 from model_files import image_sizes, make_rules, random_image
 from transformers.models.pixtral import image_processing_pil_pixtral as pil_processing
 
+from mizzen.images.drawing import draw_tiles
 from mizzen.images.prompt import expand_placeholders
 from mizzen.images.types import ImageRules, InvalidImage, PixelLimits
 

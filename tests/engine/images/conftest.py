@@ -15,6 +15,7 @@ from mizzen.engine.images.options import DecoderOptions
 
 FOLDER = str(Path(__file__).parent)
 sys.path.insert(0, FOLDER)
+sys.path.insert(0, str(Path(__file__).parents[2] / "images"))  # files and rules
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ are sealed, because a process that shrinks a mapped file would make the engine f
 from __future__ import annotations
 
 import fcntl
+import math
 import mmap
 import os
 import sys
@@ -53,7 +54,8 @@ def read_content(descriptor: int, size: int) -> bytes:
 def map_pixels(descriptor: int, shape: tuple[int, int, int, int], *, writable: bool) -> Pixels:
     """Return pixels of `shape` in the memory of a file; the array keeps the memory alive."""
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    memory = mmap.mmap(descriptor, int(np.prod(shape)), prot=protection)
+    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # one call instead of many page faults
+    memory = mmap.mmap(descriptor, math.prod(shape), flags=flags, prot=protection)
     return np.frombuffer(memory, np.uint8).reshape(shape)
 
 

@@ -24,6 +24,9 @@ from mizzen.engine.images.tasks import DecodeTask
 KEPT_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
 """Environment variables that the process inherits, because Python may need them to find its modules."""
 SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
+"""Variables of glibc: the process keeps up to 64 MiB of freed memory for the next image, because page faults
+would take a third of the time of an image."""
 MessageT = TypeVar("MessageT", DecodeReady, DecodeReply)
 EXIT_SECONDS = 1.0
 """Time to wait for a killed process, in seconds."""
@@ -169,7 +172,7 @@ class DecodeProcess:
 def _environment() -> dict[str, str]:
     """Return the environment of the process, which contains no secrets of the engine."""
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-    return {**kept, **SINGLE_THREADED, "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**kept, **SINGLE_THREADED, **KEEP_FREED_MEMORY, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def _decode(message: bytes, kind: type[MessageT]) -> MessageT:
