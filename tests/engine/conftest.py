@@ -72,7 +72,7 @@ class ModelBench:
             self.model, page_size, pages, prefill=backend, decode=backend
         )
         self.upload = Uploader(torch.device("cpu"))
-        self.state = SlotState(16, 64, self.upload)
+        self.state = SlotState(16, 64, self.upload, has_rotary_offsets=config.rope.has_sections)
         self.step = StepExecutor(self.model, self.attention, self.state, self.upload)
         self.free = list(np.random.default_rng(7).permutation(pages))
         self.held: dict[int, list[int]] = {}
@@ -130,6 +130,7 @@ class ModelBench:
         with torch.inference_mode():
             self.state.write_pages(plan.pages)
             self.state.start_slots(plan.starts)
+            self.step.update_images(plan)
             layout = BatchLayout.from_plan(plan, self.state)
             logits = self.model.logits(self.step.forward(plan, layout))
             for chunk in plan.prefill:

@@ -44,6 +44,8 @@ class EngineInfo:
     pooling: str = ""
     """Pooling of the model: that of its files, or else the default of its architecture. Empty for the last
     token by default; may be the name of one that is not supported."""
+    images: bool = False
+    """Whether prompts may have images."""
     expert_groups: int = 0
     """Number of groups of ranks that hold different experts of a mixture; 0 for other models."""
     attention: tuple[str, str] = ("", "")
@@ -81,6 +83,7 @@ def log_loaded(info: EngineInfo) -> None:
     decode, prefill = info.attention
     fields = {
         "model_implementation": info.implementation,
+        "images": info.images,
         "expert_groups": info.expert_groups,
         "quantization": info.quantization,
         "weights_bytes": info.weights_bytes,

@@ -139,9 +139,7 @@ class PromptOutputs:
         """
         position = read.chunk.start + read.first_row + 1
         next_tokens = read.options.tokens[position : position + read.row_count]
-        # Negative ids stand for images; the log probabilities of a valid id are reported for them.
-        next_tokens = np.maximum(next_tokens.astype(np.int64), 0)
-        top, targets = read.options.prompt_logprobs or 0, self.upload(next_tokens)
+        top, targets = read.options.prompt_logprobs or 0, self.upload(next_tokens.astype(np.int64))
         parts = [
             logprob_table(self.model.logits(rows).float(), tokens, top)
             for rows, tokens in zip(hidden.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True)

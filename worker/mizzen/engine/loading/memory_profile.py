@@ -67,13 +67,19 @@ def measure_step_bytes(
         device: The GPU.
     """
     pages = len(plan.pages.pages)
+    peak = measure_peak_bytes(lambda: make_step(pages)(plan), device)
+    return max(peak - (pages + 1) * page_bytes, 0)
+
+
+def measure_peak_bytes(run: Callable[[], object], device: torch.device) -> int:
+    """Call a function, and return the most GPU bytes that PyTorch reserved meanwhile, beyond those before."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
     with torch.inference_mode():
-        make_step(pages)(plan)
+        run()
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_reserved(device)
     torch.cuda.empty_cache()
-    return max(peak - before - (pages + 1) * page_bytes, 0)
+    return peak - before

@@ -73,9 +73,13 @@ def rank_geometry(config: ModelConfig, ranks: int) -> Geometry:
 
 
 def scheduler_config(
-    options: EngineOptions, pages: int, context_length: int, end_token_ids: tuple[int, ...]
+    options: EngineOptions,
+    pages: int,
+    context_length: int,
+    end_token_ids: tuple[int, ...],
+    image_capacity: int = 0,
 ) -> SchedulerConfig:
-    """Return the configuration of the scheduler for a number of KV pages."""
+    """Return the configuration of the scheduler for a number of KV pages and of stored image embeddings."""
     return SchedulerConfig(
         pages_total=pages,
         context_length=context_length,
@@ -90,4 +94,5 @@ def scheduler_config(
         eviction=options.eviction,
         policy=options.policy,
         check_integrity=options.check_integrity,
+        image_capacity=image_capacity,
     )

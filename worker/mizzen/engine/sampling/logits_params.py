@@ -242,7 +242,7 @@ class LogitsParamsTable:
         self.ban_until[slot], self.top_logprobs[slot] = params.ban_until, params.top_logprobs
         if params.features & LogitsFeature.PENALTIES:
             self.penalties[slot] = params.penalties
-            self.counts.start_slot(slot, prompt[prompt >= 0], output)  # negative ids stand for images
+            self.counts.start_slot(slot, prompt, output)
         if start.sampling.grammar is not None and self.masks is not None:
             self.masks.start_slot(slot, start.sampling.grammar, output)
 

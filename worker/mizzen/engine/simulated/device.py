@@ -10,15 +10,15 @@ from collections import deque
 
 import numpy as np
 
-from mizzen.core.request import Int32
+from mizzen.core.request import Int32, Int64
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.core.step_plan import PrefillChunk, StepPlan, StepTokens
 from mizzen.engine.simulated.images import PlanViolation, SimulatedImages
 from mizzen.engine.simulated.scripts import Script, ScriptContext
 from mizzen.engine.simulated.side_outputs import SimulatedSideOutputs
 
-UNWRITTEN = np.iinfo(np.int32).min
-"""Content of KV that no step has written; token ids are larger, and those of images negative."""
+UNWRITTEN = np.iinfo(np.int64).min
+"""Content of KV that no step has written; no token has this id, even though ids of images are negative."""
 
 
 class SimulatedDevice:
@@ -52,7 +52,7 @@ class SimulatedDevice:
         self._page_size = page_size
         self._script = script
         self._table: Int32 = np.full((slots, -(-context_length // page_size)), -1, np.int32)
-        self._kv_tokens: Int32 = np.full((pages, page_size), UNWRITTEN, np.int32)
+        self._kv_tokens: Int64 = np.full((pages, page_size), UNWRITTEN, np.int64)
         self._vocab_size = vocab_size
         self._images = SimulatedImages(image_capacity)
         self._lengths: Int32 = np.zeros(slots, np.int32)
@@ -140,7 +140,7 @@ class SimulatedDevice:
         tokens = self._kv_tokens[pages].reshape(-1)[:length]
         if len(tokens) and (pages.min() < 0 or tokens.min() == UNWRITTEN):
             raise PlanViolation(f"step {plan.step}: slot {slot} reads KV that no step has written")
-        return tokens
+        return tokens.astype(np.int32)
 
     def _write(self, slot: int, start: int, tokens: Int32) -> None:
         positions = np.arange(start, start + len(tokens))
