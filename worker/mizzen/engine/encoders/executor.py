@@ -87,9 +87,6 @@ class EncoderExecutor:
         attend = PromptAttention(lengths, self.model.embedding.weight.device)
         return self.model.hidden(ids, places, types[0] if types else None, attend)
 
-    def update_images(self, plan: StepPlan) -> None:
-        """Do nothing: encoders take no images."""
-
     def defer_grammar_update(self, plan: StepPlan, tokens: Callable[[], NDArray[Any]]) -> None:
         """Do nothing: encoders sample no tokens."""
 
