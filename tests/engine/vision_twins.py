@@ -20,6 +20,7 @@ SIGLIP = {
     "image_size": 16,
     "patch_size": 8,
 }
+CLIP = {**SIGLIP, "model_type": "clip_vision_model"}
 PIXTRAL = {**SIGLIP, "model_type": "pixtral", "head_dim": 8}
 QWEN = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
 MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
@@ -37,6 +38,20 @@ VISION_TWINS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any
         {"num_hidden_layers": 7, "sliding_window": 9, "query_pre_attn_scalar": 12},
         SIGLIP,
         {"mm_tokens_per_image": 4},
+    ),
+    "llava-clip": ("Llava", {"model_type": "llama"}, CLIP, {}),
+    "llava-siglip": (
+        "Llava",
+        {"model_type": "qwen2"},
+        SIGLIP,
+        {"vision_feature_select_strategy": "full", "vision_feature_layer": -1},
+    ),
+    "llava-next": ("LlavaNext", {"model_type": "mistral", "sliding_window": None}, CLIP, {}),
+    "pixtral": (
+        "Llava",
+        {"model_type": "mistral", "sliding_window": None},
+        PIXTRAL,
+        {"vision_feature_select_strategy": "full", "vision_feature_layer": -1},
     ),
     "mistral3": ("Mistral3", {"model_type": "mistral", "sliding_window": None}, PIXTRAL, {}),
     "ministral3": (
@@ -69,11 +84,59 @@ VISION_TWINS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any
 Llama's, those of the tower for images, and those of the whole model."""
 
 
-def save_vision_twin(folder: Path, name: str) -> Any:
-    """Save a seeded random twin to a folder in float32; return the Transformers model."""
-    prefix, text, tower, whole = VISION_TWINS[name]
+QWEN_TOWER = {
+    "depth": 4,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_heads": 3,
+    "patch_size": 4,
+    "out_hidden_size": 32,
+}
+CLIP_TOWER = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 3,
+    "image_size": 24,
+    "patch_size": 8,
+}
+SIGLIP_TOWER = {**CLIP_TOWER, "model_type": "siglip_vision_model"}
+PIXTRAL_TOWER = {**CLIP_TOWER, "model_type": "pixtral", "patch_size": 4, "image_size": 64}
+TOWERS: dict[str, dict[str, Any]] = {
+    "llava-clip": CLIP_TOWER,
+    "llava-siglip": SIGLIP_TOWER,
+    "llava-next": CLIP_TOWER,
+    "pixtral": PIXTRAL_TOWER,
+    "mistral3": PIXTRAL_TOWER,
+    "qwen2-vl": {**QWEN_TOWER, "embed_dim": 48, "hidden_size": 32, "mlp_ratio": 2},
+    "qwen2.5-vl": {**QWEN_TOWER, "window_size": 24, "fullatt_block_indexes": [1, 3]},
+    "qwen3-vl": {
+        **QWEN_TOWER,
+        "deepstack_visual_indexes": [0, 2],
+        "num_position_embeddings": 49,
+    },
+    "qwen3-vl-moe": {
+        **QWEN_TOWER,
+        "deepstack_visual_indexes": [2, 1],
+        "num_position_embeddings": 16,
+    },
+}
+"""Towers with several layers, by the name of the twin."""
+
+
+def save_vision_twin(folder: Path, name: str, tower: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """Save a seeded random twin to a folder in float32; return the Transformers model.
+
+    Args:
+        folder: Folder of the twin.
+        name: Name of the twin.
+        tower: Fields of the tower; by default those of `VISION_TWINS`.
+        changes: Fields of the whole model that differ.
+    """
+    prefix, text, usual_tower, whole = VISION_TWINS[name]
     config = getattr(transformers, f"{prefix}Config")(
-        text_config={**SMALL, **text}, vision_config=tower, **whole
+        text_config={**SMALL, **text}, vision_config=tower or usual_tower, **{**whole, **changes}
     )
     torch.manual_seed(0)
     model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config).float().eval()

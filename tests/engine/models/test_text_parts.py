@@ -59,7 +59,7 @@ def test_text_parts_may_be_quantized(twin: str, weights: str, kit: SimpleNamespa
     text, count = model.model.language_model, 0
     with torch.no_grad():
         for layer, weight in quantized.dequantize().items():
-            if (own := tensors.name_in_text_model(layer)) is not None:
+            if (own := tensors.find_own_name(layer)) is not None:
                 text.get_submodule(own.removeprefix("model.")).weight.copy_(weight)
                 count += 1
     assert count == 7 * text.config.num_hidden_layers

@@ -51,7 +51,7 @@ class WeightFiles:
         ignores, so that only its weights count.
         """
         for tensor, kind in self.tensors.items():
-            own = config.text_tensors.name_in_text_model(tensor) if config.text_tensors else tensor
+            own = config.text_tensors.find_own_name(tensor) if config.text_tensors else tensor
             weight = config.implementation == "native" or tensor.endswith(".weight")
             if own is None or is_needless(own) or not weight:
                 continue

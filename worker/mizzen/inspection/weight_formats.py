@@ -56,7 +56,7 @@ def measure_formats(
     parameters: defaultdict[str, int] = defaultdict(int)
     sizes: defaultdict[str, int] = defaultdict(int)
     for tensor, kind in weights.tensors.items():
-        own = text_tensors.name_in_text_model(tensor) if text_tensors else tensor
+        own = text_tensors.find_own_name(tensor) if text_tensors else tensor
         if own is None or is_needless(own):
             continue
         layer, _, suffix = own.rpartition(".")

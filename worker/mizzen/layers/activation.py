@@ -19,10 +19,16 @@ def relu2(x: torch.Tensor) -> torch.Tensor:
     return F.relu(x).square_()
 
 
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    """Return GELU(x) in its sigmoid approximation (arXiv 1606.08415)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 FUNCTIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     Activation.SILU: F.silu,
     Activation.GELU: F.gelu,
     Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
+    Activation.QUICK_GELU: quick_gelu,
     Activation.RELU2: relu2,
 }
 """Activation functions without parameters."""

@@ -55,6 +55,8 @@ class Activation(enum.StrEnum):
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
     """GELU in its tanh approximation (arXiv 1606.08415)."""
+    QUICK_GELU = "quick_gelu"
+    """GELU in its sigmoid approximation, x * sigmoid(1.702 * x) (arXiv 1606.08415)."""
     RELU2 = "relu2"
     """The square of ReLU (arXiv 2109.08668)."""
     XIELU = "xielu"

@@ -16,6 +16,7 @@ from mizzen.models.hf_fields import Fields
 from mizzen.models.pooling.modules import DenseModule
 from mizzen.models.rope_config import ORIGINAL, RopeConfig, read_rope, rope_fields
 from mizzen.models.text_tensors import TextTensors
+from mizzen.models.vision.config import VisionConfig
 from mizzen.quantization.quantization import Quantization
 from mizzen.quantization.reader import NO_QUANTIZATION, read_quantization
 
@@ -104,6 +105,8 @@ class ModelConfig:
     """Dense modules that follow the pooling."""
     text_tensors: TextTensors | None = None
     """Tensors of the text part, if the checkpoint also holds other parts, such as a tower for images."""
+    vision: VisionConfig | None = None
+    """Vision encoder of a model for images; None if the model takes none, or its tower is not served."""
 
     @property
     def generates(self) -> bool:

@@ -135,8 +135,9 @@ FAMILIES: tuple[Family, ...] = (
     Family("Hunyuan", "Hunyuan 0.5B to 7B", {hunyuan.ARCHITECTURE: hunyuan.parse_config}),
     Family(
         "Llama",
-        "Llama 2 to 3.3, and models with the same architecture",
+        "Llama 2 to 3.3, and models with the same architecture; LLaVA 1.5, LLaVA-NeXT and Pixtral",
         {llama.ARCHITECTURE: llama.parse_config},
+        ("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration"),
     ),
     Family(
         "Mistral",

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.block import TensorNames
-from mizzen.models.text_tensors import TextTensors
+from mizzen.models.text_tensors import PartTensors
 from mizzen.weights.checkpoint_files import (
     WeightsError,
     check_dtype,
@@ -101,7 +101,7 @@ def load_checkpoint(
     tied: bool,
     progress: ProgressCallback,
     names: TensorNames = NAMES,
-    text_tensors: TextTensors | None = None,
+    part: PartTensors | None = None,
     ignored: Sequence[re.Pattern[str]] = (),
     ignored_zeros: Sequence[re.Pattern[str]] = (),
 ) -> None:
@@ -113,7 +113,7 @@ def load_checkpoint(
         tied: Whether the head shares the embedding; the files may then contain a copy of it as the head.
         progress: Called after each part that is loaded.
         names: Names of the checkpoint's tensors. Checkpoints of embedding models may omit their prefix.
-        text_tensors: Tensors of the text part, if the checkpoint also holds other parts.
+        part: Tensors of the part that is loaded, if the checkpoint also holds other parts.
         ignored: Patterns of the names of further tensors that need not be loaded.
         ignored_zeros: Patterns of the names of tensors that need not be loaded if all their elements are 0.
 
@@ -143,7 +143,7 @@ def load_checkpoint(
     for path in checkpoint_files(folder):
         with open_safetensors(path) as (header, file):
             for name in file.keys():  # noqa: SIM118 (not a mapping)
-                own = own_name(name, text_tensors)
+                own = own_name(name, part)
                 if own is None:
                     continue
                 group = wanted.pop(own) or wanted.pop(names.prefix + own)
@@ -204,13 +204,13 @@ def target_bytes(target: WeightTarget) -> int:
     return target.destination.numel() * target.destination.element_size()
 
 
-def own_name(name: str, text_tensors: TextTensors | None) -> str | None:
-    """Return the model's own name of a checkpoint's tensor; None if it is in a part that is not loaded."""
-    return name if text_tensors is None else text_tensors.name_in_text_model(name)
+def own_name(name: str, part: PartTensors | None) -> str | None:
+    """Return the own name of a checkpoint's tensor in a part of it; None if it is in another part."""
+    return name if part is None else part.find_own_name(name)
 
 
 def has_untied_head(
-    folder: Path, names: TensorNames = NAMES, text_tensors: TextTensors | None = None
+    folder: Path, names: TensorNames = NAMES, text_tensors: PartTensors | None = None
 ) -> bool:
     """Return whether a checkpoint contains a head that differs from its embedding.
 

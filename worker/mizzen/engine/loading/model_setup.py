@@ -138,7 +138,7 @@ def make_model(
                 tied=config.tie_embeddings,
                 progress=progress,
                 names=config.block.names,
-                text_tensors=config.text_tensors,
+                part=config.text_tensors,
                 ignored=(*model.ignored, *([IGNORED] if config.quantization.schemes else [])),
                 ignored_zeros=[ZEROS] if config.quantization.schemes else [],
             )
