@@ -26,7 +26,7 @@ class TowerTensor:
     def targets(self) -> Iterator[WeightTarget]:
         """Yield the destination of the checkpoint's tensor."""
         shape = tuple(self.value.shape)
-        columns = math.prod(shape[1:]) if len(shape) > 1 else shape[0]
+        columns = self.value[0].numel() if self.value.dim() > 1 else len(self.value)
 
         def fill(weight: torch.Tensor, generator: torch.Generator) -> None:
             weight.normal_(0, 1 / math.sqrt(columns), generator=generator)
