@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Completion", "Grammar", "GrammarKind", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Completion", "Grammar", "GrammarKind", "ImagePrompt", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
     from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams
-    from mizzen.offline import LLM, Completion
+    from mizzen.offline import LLM, Completion, ImagePrompt
 
 
 def __getattr__(name: str) -> Any:
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
         from mizzen.core import sampling_params
 
         return getattr(sampling_params, name)
-    if name in ("LLM", "Completion"):
+    if name in ("LLM", "Completion", "ImagePrompt"):
         from mizzen.common.extras import describe_missing_module, require_modules
 
         try:

@@ -1,23 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inference engine: accepts requests and returns their tokens, one step at a time.
 
-The serving loop (`mizzen.server.serving_loop`) and `LLM` call it. Only `submit` and `abort` are thread-safe.
+The serving loop (`mizzen.server.serving_loop`) and `LLM` call it. Only `submit`, `abort` and `provide_image`
+are thread-safe.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
 from msgspec.structs import replace
 
-from mizzen.core.events import AbortRequest, AddRequest, Event
+from mizzen.core.events import AbortRequest, AddRequest, Event, ProvideImage
+from mizzen.core.images.types import MissingImages
 from mizzen.core.outputs import CacheEvents, GrammarCounts, Load, StepOutput
 from mizzen.core.request import Finished, Request
 from mizzen.core.scheduler import Scheduler
 from mizzen.core.step_plan import Runner
-from mizzen.engine.grammar.pending import GrammarServices, PendingGrammars
+from mizzen.engine.grammar.pending import POLL_SECONDS, GrammarServices, PendingGrammars
+from mizzen.engine.images.pending import ImageFile, ImageServices, PendingImages
+from mizzen.engine.images.tasks import ImageCounts
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.overlap_loop import OverlapLoop
 
@@ -41,8 +46,9 @@ class StepProfiler(Protocol):
 class Engine:
     """A loaded model with its scheduler and runner; `mizzen.engine.loading.loader.load_engine` creates it.
 
-    `submit` and `abort` may be called from any thread, all other methods from one thread only. A request with
-    a grammar waits outside the scheduler until the grammar is compiled, so it does not block other requests.
+    `submit`, `abort` and `provide_image` may be called from any thread, all other methods from one thread
+    only. A request with a grammar waits outside the scheduler until the grammar is compiled, so it does not
+    block other requests.
     """
 
     def __init__(
@@ -53,6 +59,7 @@ class Engine:
         grammars: GrammarServices | None = None,
         profiler: StepProfiler | None = None,
         expert_load: LoadReader | None = None,
+        images: ImageServices | None = None,
     ) -> None:
         """Assemble an engine from its loaded parts.
 
@@ -64,13 +71,15 @@ class Engine:
                 straight to the scheduler, as on a simulated device.
             profiler: The part of `runner` that traces steps, if there is one.
             expert_load: Reader of the load of the model's experts, if it is counted.
+            images: Rules and decoder for images; None if the model reads text only.
         """
         self.info = info
         self._expert_load = expert_load
         self._profiler = profiler
         self._loop = OverlapLoop(scheduler, runner)
         self._grammars = PendingGrammars(grammars) if grammars is not None else None
-        self._events: deque[Event] = deque()
+        self._images = PendingImages(images) if images is not None else None
+        self._events: deque[Event | ImageFile] = deque()
 
     @property
     def busy(self) -> bool:
@@ -89,6 +98,17 @@ class Engine:
         """Abort a request at the next step; `step` or `drain_finished` then returns its `Finished`."""
         self._events.append(AbortRequest(rid))
 
+    def provide_image(self, file: ImageFile) -> None:
+        """Decode an image that `drain_missing_images` named, from the next step on; thread-safe.
+
+        If it cannot be decoded, the request finishes with an error whose message begins with `images:`.
+        """
+        self._events.append(file)
+
+    def drain_missing_images(self) -> tuple[MissingImages, ...]:
+        """Return the images whose files requests need, found since the last call; see `provide_image`."""
+        return self._loop.drain_missing_images()
+
     def step(self, now: float) -> StepOutput | None:
         """Launch steps until the maximum number is in flight, then wait for the oldest step.
 
@@ -105,6 +125,23 @@ class Engine:
         """
         while self._events:
             self._handle_event(self._events.popleft())
+        if self._images is None:
+            return self._step_with_grammars(now)
+        provided, failed = self._images.drain()
+        for image in provided:
+            self._loop.provide_image(image)
+        for rid in failed:
+            self._loop.abort(rid)
+        output = self._step_with_grammars(now)
+        if output is None:
+            if self._loop.waits_for_images:
+                time.sleep(POLL_SECONDS)
+            return None
+        if output.finished:
+            return replace(output, finished=self._images.finalize(output.finished))
+        return output
+
+    def _step_with_grammars(self, now: float) -> StepOutput | None:
         grammars = self._grammars
         if grammars is None or not grammars.active:
             return self._loop.step(now)
@@ -126,9 +163,9 @@ class Engine:
     def drain_finished(self) -> tuple[Finished, ...]:
         """Return the requests that were aborted or rejected since the last call."""
         finished, grammars = self._loop.drain_finished(), self._grammars
-        if grammars is None or not grammars.active:
-            return finished
-        return (*grammars.finalize(finished), *grammars.drain_finished())
+        if grammars is not None and grammars.active:
+            finished = (*grammars.finalize(finished), *grammars.drain_finished())
+        return finished if self._images is None or not finished else self._images.finalize(finished)
 
     def drain_cache_events(self) -> CacheEvents:
         """Return the KV blocks that entered or left the prefix cache since the last call."""
@@ -164,6 +201,11 @@ class Engine:
         """Counters of grammar compilation and token bitmasks since the engine was loaded."""
         return self._grammars.counts if self._grammars is not None else GrammarCounts()
 
+    @property
+    def image_counts(self) -> ImageCounts:
+        """Counters of decoded images since the engine was loaded."""
+        return self._images.counts if self._images is not None else ImageCounts()
+
     def profile(self) -> None:
         """Start a trace with the next step; safe in a signal handler.
 
@@ -179,14 +221,23 @@ class Engine:
         self._loop.close()
         if self._grammars is not None:
             self._grammars.close()
+        if self._images is not None:
+            self._images.close()
 
-    def _handle_event(self, event: Event) -> None:
+    def _handle_event(self, event: Event | ImageFile) -> None:
         if isinstance(event, AbortRequest):
             if self._grammars is None or not self._grammars.abort_waiting(event.rid):
                 self._loop.abort(event.rid)
             return
-        if not isinstance(event, AddRequest):
+        if isinstance(event, ImageFile):
+            if self._images is not None:
+                self._images.decode(event)
             return
+        if isinstance(event, ProvideImage):
+            self._loop.provide_image(event)
+            return
+        if self._images is not None and event.request.images:
+            self._images.add_request(event.request)
         request: Request | None = event.request
         if self._grammars is not None and event.request.sampling.grammar is not None:
             request = self._grammars.submit(event.request)

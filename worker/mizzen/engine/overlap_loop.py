@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from mizzen.core.events import AbortRequest, AddRequest, Event
+from mizzen.core.events import AbortRequest, AddRequest, Event, ProvideImage
+from mizzen.core.images.types import MissingImages
 from mizzen.core.outputs import CacheEvents, Load, StepOutput
 from mizzen.core.request import Finished, Request
 from mizzen.core.scheduler import Scheduler
@@ -59,6 +60,19 @@ class OverlapLoop:
     def abort(self, rid: int) -> None:
         """Abort a request at the next step; `step` or `drain_finished` then returns its `Finished`."""
         self._events.append(AbortRequest(rid))
+
+    def provide_image(self, image: ProvideImage) -> None:
+        """Pass the pixels of an image to the scheduler at the next step."""
+        self._events.append(image)
+
+    @property
+    def waits_for_images(self) -> bool:
+        """Whether a request waits for the pixels of an image."""
+        return self._scheduler.images.waits
+
+    def drain_missing_images(self) -> tuple[MissingImages, ...]:
+        """Return the images whose pixels requests need, found since the last call."""
+        return self._scheduler.drain_missing_images()
 
     def step(self, now: float) -> StepOutput | None:
         """Launch steps until `depth` steps are in flight, then wait for the oldest one.

@@ -11,11 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
+from mizzen.core.images.types import MissingImages
 from mizzen.core.outputs import RequestSideOutputs
 from mizzen.core.request import Finished, FinishReason, Request
 from mizzen.engine.engine import Engine
+from mizzen.engine.images.pending import ImageFile
 from mizzen.engine.overlap_loop import StepFailed
 from mizzen.gateway.text.stream import TextStream
 from mizzen.wire.client.stream import TokenLogprobs, logprob_entries
@@ -31,6 +34,8 @@ class BatchEntry:
     request: Request
     stream: TextStream | None
     """Detokenizer that finds stop strings; None if the request has no stop strings."""
+    image_files: Mapping[bytes, ImageFile] = field(default_factory=dict)
+    """Files of the prompt's images by digest."""
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     stopped: bool = False
@@ -86,6 +91,8 @@ class Batch:
     def _step(self) -> tuple[int, int]:
         """Run a step; return how many requests it finished, and how many tokens it generated."""
         output = self._engine.step(time.monotonic())
+        for missing in self._engine.drain_missing_images():
+            self._provide_images(missing)
         finished: list[Finished] = []
         tokens = 0
         if output is not None:
@@ -107,6 +114,14 @@ class Batch:
                 raise RuntimeError(f"a request failed: {end.message}")
             entry.finished = end
         return len(finished), tokens
+
+    def _provide_images(self, missing: MissingImages) -> None:
+        """Give the engine the files of the images that it needs for a request."""
+        entry = self._live.get(missing.rid)
+        if entry is None:
+            return
+        for digest in missing.digests:
+            self._engine.provide_image(structs.replace(entry.image_files[digest], rid=missing.rid))
 
     def _append_token(self, entry: BatchEntry, token: int) -> None:
         """Append a token to a request's output; abort the request if its text now contains a stop string."""

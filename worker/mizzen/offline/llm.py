@@ -21,11 +21,12 @@ from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
 from mizzen.gateway.text.template import ChatTemplate
 from mizzen.gateway.text.tokenizer import Tokenizer
+from mizzen.images.rules import load_image_rules
 from mizzen.offline.batch import Batch, BatchEntry
 from mizzen.offline.completion import Completion, build_completion
 from mizzen.offline.devices import gpu_bytes, has_gpu, start_ranks
 from mizzen.offline.keywords import suggest_keywords
-from mizzen.offline.requests import Prompts, RequestBuilder
+from mizzen.offline.requests import GenerationPrompts, Prompts, RequestBuilder
 from mizzen.progress import ProgressBar
 from mizzen.wire.server.request_validation import CANNOT_GENERATE
 
@@ -213,7 +214,8 @@ class LLM:
             if self._ranks:
                 self._ranks.close()
             raise
-        self._requests = RequestBuilder(self.engine.info, self.tokenizer)
+        rules = load_image_rules(Path(self.options.model)) if self.engine.info.images else None
+        self._requests = RequestBuilder(self.engine.info, self.tokenizer, rules)
 
     def __enter__(self) -> LLM:
         return self
@@ -231,7 +233,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompts,
+        prompts: GenerationPrompts,
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool | None = None,
@@ -239,7 +241,7 @@ class LLM:
         """Generate a completion for each prompt.
 
         Args:
-            prompts: Any number of prompts, as texts or as lists of token ids.
+            prompts: Any number of prompts, as texts, as lists of token ids, or as `ImagePrompt`s.
             params: Sampling parameters for all prompts, or one per prompt; by default `SamplingParams()`.
             progress: Whether to show a progress bar; by default only if standard error is a terminal.
 

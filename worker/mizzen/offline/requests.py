@@ -9,39 +9,48 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from mizzen.core.request import Int32, Pooling, Request
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.engine.info import EngineInfo
 from mizzen.gateway.text.stream import TextStream
 from mizzen.gateway.text.tokenizer import Tokenizer
+from mizzen.images.types import ImageRules, InvalidImage
 from mizzen.offline.batch import BatchEntry
+from mizzen.offline.image_prompts import ImagePrompt, PreparedImages, prepare_images
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 """Prompts as texts or as lists of token ids."""
+GenerationPrompts = Prompts | Sequence[ImagePrompt]
+"""Prompts, possibly with images."""
 
 
 class RequestBuilder:
     """Builds requests with unique ids for one engine."""
 
-    def __init__(self, info: EngineInfo, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, info: EngineInfo, tokenizer: Tokenizer | None, image_rules: ImageRules | None = None
+    ) -> None:
         """Create a builder for a model.
 
         Args:
             info: Limits of the model.
             tokenizer: Tokenizer for prompts that are texts; None if all prompts are token ids.
+            image_rules: Rules for images; None if the model reads text only.
         """
         self._info = info
         self._tokenizer = tokenizer
+        self._image_rules = image_rules
         self._rids = itertools.count(1)
 
     def build_entries(
-        self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None
+        self, prompts: GenerationPrompts, params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[BatchEntry]:
         """Return an entry for each prompt, for generation.
 
         Args:
-            prompts: Prompts as texts or as lists of token ids.
+            prompts: Prompts as texts or as lists of token ids, or with images.
             params: Parameters for all prompts, or one per prompt; None for the defaults.
 
         Raises:
@@ -71,14 +80,43 @@ class RequestBuilder:
             for i, prompt in enumerate(prompts)
         ]
 
-    def _build_entry(self, index: int, prompt: str | Sequence[int], params: SamplingParams) -> BatchEntry:
-        ids = self._token_ids(index, prompt)
+    def _build_entry(
+        self, index: int, prompt: str | Sequence[int] | ImagePrompt, params: SamplingParams
+    ) -> BatchEntry:
+        prepared = self._prepare(index, prompt)
         if fault := params.token_fault(self._info.vocab_size):
             raise ValueError(fault)
         if params.stop and self._tokenizer is None:
             raise ValueError("stop strings need the tokenizer: use stop_token_ids, or do not skip it")
         stream = TextStream(self._tokenizer, params.stop) if params.stop and self._tokenizer else None
-        return BatchEntry(self._build_request(ids, params), stream)
+        request = self._build_request(prepared.ids, params)
+        if prepared.images:
+            rotary = prepared.rotary
+            request = replace(
+                request,
+                images=prepared.images,
+                rotary=rotary and rotary.positions,
+                rotary_offset=rotary.offset if rotary else 0,
+            )
+        return BatchEntry(request, stream, prepared.files)
+
+    def _prepare(self, index: int, prompt: str | Sequence[int] | ImagePrompt) -> PreparedImages:
+        """Tokenize and check a prompt, and prepare its images.
+
+        Raises:
+            ValueError: the prompt or an image is invalid; the message contains the prompt's `index`.
+        """
+        if not isinstance(prompt, ImagePrompt):
+            return PreparedImages(ids=self._token_ids(index, prompt))
+        if self._image_rules is None:
+            raise ValueError(f"prompt {index} has images, but the model reads text only")
+        ids = self._token_ids(index, prompt.prompt)
+        try:
+            prepared = prepare_images(ids, prompt.images, self._image_rules)
+        except (InvalidImage, OSError) as error:
+            raise ValueError(f"prompt {index}: {error}") from error
+        self._check_length(index, len(prepared.ids))
+        return prepared
 
     def _token_ids(self, index: int, prompt: str | Sequence[int]) -> Int32:
         """Tokenize a prompt if it is text, check its length and ids, and return the token ids.
@@ -92,14 +130,18 @@ class RequestBuilder:
             prompt = self._tokenizer.encode(prompt)
         info = self._info
         ids = np.asarray(prompt, dtype=np.int64)
-        if ids.ndim != 1 or not 0 < len(ids) < info.context_length:
-            raise ValueError(
-                f"prompt {index} has {ids.size} tokens; it must have 1 to {info.context_length - 1} "
-                f"(context length {info.context_length}, an output token included)"
-            )
+        self._check_length(index, ids.size if ids.ndim == 1 else 0)
         if ids.min() < 0 or ids.max() >= info.vocab_size:
             raise ValueError(f"prompt {index} holds ids outside the vocabulary (0 to {info.vocab_size - 1})")
         return ids.astype(np.int32)
+
+    def _check_length(self, index: int, tokens: int) -> None:
+        context = self._info.context_length
+        if not 0 < tokens < context:
+            raise ValueError(
+                f"prompt {index} has {tokens} tokens; it must have 1 to {context - 1} "
+                f"(context length {context}, an output token included)"
+            )
 
     def _build_request(
         self,

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Greedy answers to prompts with images equal those of Transformers, for every family."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from vision_folders import FAMILIES, IMAGE, generate, random_image, random_prompt, save_family
+
+from mizzen import LLM, ImagePrompt, SamplingParams
+from mizzen.images.rules import load_image_rules
+from mizzen.offline.image_prompts import prepare_images
+
+ANSWER = 6
+PROMPTS = int(os.environ.get("MIZZEN_IMAGE_PROMPTS", "12"))
+NEAR_TIE = 1e-3
+"""Difference of two logits below which either token may come first, because float32 rounds."""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_answers_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """Prompts run together, in small chunks and pages, so that borders fall anywhere in an image."""
+    family = FAMILIES[name]
+    model = save_family(tmp_path, family)
+    rules = load_image_rules(tmp_path)
+    assert rules is not None
+    source = random.Random(name)
+    files = [random_image(source) for _ in range(PROMPTS)]
+    prompts = []
+    for _ in range(PROMPTS):
+        chosen = source.choices(files, k=source.randint(1, 3))
+        prompts.append(ImagePrompt(random_prompt(source, len(chosen)), chosen))
+    params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
+    with LLM(
+        tmp_path,
+        device="cpu",
+        skip_tokenizer=True,
+        threads=1,
+        page_size=4,
+        kv_cache_tokens=2048,
+        prefill_chunk_tokens=23,
+        max_running_requests=4,
+        check_integrity=True,
+    ) as llm:
+        answers = llm.generate(prompts, params)
+        assert llm.engine.integrity_faults == 0
+    equal = 0
+    for prompt, answer in zip(prompts, answers, strict=True):
+        prepared = prepare_images(np.array(prompt.prompt, np.int32), prompt.images, rules)
+        expected, logits = generate(model, family, prepared.ids, list(prompt.images), ANSWER)
+        for i, (token, other) in enumerate(zip(answer.token_ids, expected, strict=True)):
+            if token != other:
+                gap = float(logits[i, other] - logits[i, token])
+                assert gap < NEAR_TIE, f"token {i} is {token} instead of {other}: logits differ by {gap}"
+                break
+            equal += 1
+    assert equal > 0.9 * ANSWER * PROMPTS
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-vl"])
+def test_another_image_gives_another_answer_and_the_same_one_is_cached(name: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    save_family(tmp_path, family)
+    source = random.Random(5)
+    ids = [5, 6, 151, IMAGE, 152, 7, 8, 9]
+    files = [random_image(source) for _ in range(6)]
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    with LLM(tmp_path, device="cpu", skip_tokenizer=True, threads=1, page_size=4) as llm:
+        first = llm.generate([ImagePrompt(ids, [file]) for file in files], params)
+        again = llm.generate([ImagePrompt(ids, [file]) for file in files], params)
+        counts = llm.engine.image_counts
+    assert [one.token_ids for one in first] == [one.token_ids for one in again]
+    assert len({tuple(one.token_ids) for one in first}) > 1
+    assert counts.decoded == len(files)
+    rules = load_image_rules(tmp_path)
+    assert rules is not None
+    for file, one in zip(files, again, strict=True):
+        length = len(prepare_images(np.array(ids, np.int32), [file], rules).ids)
+        assert one.cached_tokens == (length - 1) // 4 * 4
