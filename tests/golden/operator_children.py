@@ -60,6 +60,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
             "accessLog": "Prompts",
             "playground": "Enabled",
             "grpc": "Enabled",
+            "images": {"urls": "Allowed", "allowHosts": ["*.example.com"]},
             "extraArgs": ["--max-body-bytes=4096"],
         },
         "observability": {"tracing": {"otlpEndpoint": "http://otel:4318", "samplingPercent": 50}},

@@ -52,6 +52,7 @@ RIGHT: list[dict[str, Any]] = [
             "moderation": {"categories": {"S10": "hate"}},
             "playground": "Enabled",
             "grpc": "Enabled",
+            "images": {"urls": "Allowed", "allowHosts": ["a-1.b2.example", "*.a.xn--p1ai", "*.example.com"]},
             "extraArgs": ["--max-body-bytes", "4096", "--breaker-failures=9"],
         },
         "observability": {

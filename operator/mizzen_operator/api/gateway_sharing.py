@@ -92,6 +92,7 @@ _FIELDS = {
     "moderation_categories": "moderation",
     "playground": "playground",
     "grpc": "grpc",
+    "images": "images",
     "extra_args": "extraArgs",
 }
 

@@ -16,6 +16,7 @@ from mizzen_operator.api.types import (
     CommonMetadata,
     Engine,
     Gateway,
+    Images,
     InferenceService,
     Lifecycle,
     Model,
@@ -219,9 +220,21 @@ def _gateway(given: Mapping[str, Any]) -> Gateway:
         moderation_categories=given.get("moderation", {}).get("categories", {}),
         playground=given.get("playground") == "Enabled",  # absent in revisions of older releases
         grpc=given.get("grpc") == "Enabled",  # absent in revisions of older releases
+        images=_images(given.get("images")),
         extra_args=tuple(given["extraArgs"]),
         keys_from_label=given["apiKeys"]["fromLabel"],
         pod_template=given.get("podTemplate", {}),  # absent in revisions of older releases
+    )
+
+
+def _images(given: Mapping[str, Any] | None) -> Images | None:
+    if given is None:
+        return None
+    return Images(
+        max_images=given["maxPerRequest"],
+        max_bytes=given["maxBytes"],
+        max_pixels=given["maxPixels"],
+        hosts=tuple(given["allowHosts"]) if given["urls"] == "Allowed" else (),
     )
 
 

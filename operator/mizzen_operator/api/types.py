@@ -116,6 +116,23 @@ class Retries:
 
 
 @dataclass(frozen=True, slots=True)
+class Images:
+    """`spec.gateway.images`: limits of images in requests, and the hosts that they may come from.
+
+    Attributes:
+        max_images: maximum number of images in a request.
+        max_bytes: maximum size of an image file.
+        max_pixels: maximum number of pixels of an image before it is resized.
+        hosts: hosts from which the gateway fetches images; empty if it fetches none.
+    """
+
+    max_images: int
+    max_bytes: int
+    max_pixels: int
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Gateway:
     """`spec.gateway`, without its mode; `warmup_timeout` is in seconds."""
 
@@ -142,6 +159,8 @@ class Gateway:
     """Categories of /v1/moderations, by the label of a classifier or guard model."""
     playground: bool = False
     grpc: bool = False
+    images: Images | None = None
+    """None in revisions of releases that did not know the field; the gateway's defaults apply then."""
     extra_args: tuple[str, ...] = ()
     pod_template: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """`spec.gateway.podTemplate`, which is merged into the gateway's pods."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from mizzen_operator.api import labels
-from mizzen_operator.api.types import Gateway
+from mizzen_operator.api.types import Gateway, Images
 from mizzen_operator.config import OperatorConfig
 from mizzen_operator.resources.gateway_spec import GatewaySpec
 from mizzen_operator.resources.metadata import (
@@ -71,6 +71,7 @@ def gateway_arguments(spec: GatewaySpec) -> list[str]:
             ("--moderation-category", f"{label}={category}")
             for label, category in sorted(gateway.moderation_categories.items())
         ),
+        *_image_options(gateway.images),
         ("--processes", str(gateway.processes)),
         *gateway_options(spec.tracing),
         ("--drain-timeout-seconds", str(spec.drain_timeout)),
@@ -124,6 +125,19 @@ def _empty_keys_option(gateway: Gateway) -> list[tuple[str, str]]:
     With it, the gateway rejects every request while no Secret has the label, instead of requiring no key.
     """
     return [("--api-keys-file", labels.NO_API_KEYS_FOLDER)] if gateway.keys_from_label else []
+
+
+def _image_options(images: Images | None) -> list[tuple[str, str]]:
+    """Return the options with the limits of images and the hosts from which they are fetched."""
+    if images is None:
+        return []
+    return [
+        ("--max-images", str(images.max_images)),
+        ("--max-image-bytes", str(images.max_bytes)),
+        ("--max-image-pixels", str(images.max_pixels)),
+        ("--image-urls", "allowed" if images.hosts else "refused"),
+        *(("--image-hosts", host) for host in images.hosts),
+    ]
 
 
 def _tls(gateway: Gateway) -> list[tuple[str, str]]:

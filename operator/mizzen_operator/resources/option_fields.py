@@ -59,6 +59,11 @@ GATEWAY_FIELDS = {
     "processes": "spec.gateway.processes",
     "access-log": "spec.gateway.accessLog",
     "moderation-category": "spec.gateway.moderation.categories",
+    "max-images": "spec.gateway.images.maxPerRequest",
+    "max-image-bytes": "spec.gateway.images.maxBytes",
+    "max-image-pixels": "spec.gateway.images.maxPixels",
+    "image-urls": "spec.gateway.images.urls",
+    "image-hosts": "spec.gateway.images.allowHosts",
     "playground": "spec.gateway.playground",
     "grpc-port": "spec.gateway.grpc",
     "suspended": "spec.suspend",
@@ -97,6 +102,7 @@ _VALUES = {
 """Values of fields, by the values of their options, unless `_VALUES_BY_OPTION` has the option."""
 _VALUES_BY_OPTION = {
     "access-log": {value: name for name, value in ACCESS_LOG.items()},
+    "image-urls": {"allowed": "Allowed", "refused": "Refused"},
     "grpc-port": {str(labels.GRPC_PORT): "Enabled"},
     "model-implementation": {"auto": "Auto", "native": "Native", "transformers": "Transformers"},
     "reasoning-parser": {value: name for name, value in REASONING_PARSERS.items()},

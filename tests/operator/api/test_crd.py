@@ -100,6 +100,13 @@ def test_every_default_is_in_the_schema(api: Any, minimal: Callable[..., dict[st
         "accessLog": "Enabled",
         "playground": "Disabled",
         "grpc": "Disabled",
+        "images": {
+            "urls": "Refused",
+            "allowHosts": [],
+            "maxPerRequest": 8,
+            "maxBytes": 10485760,
+            "maxPixels": 64000000,
+        },
         "extraArgs": [],
     }
     assert spec["lifecycle"] == {

@@ -75,6 +75,13 @@ FULL["gateway"] = {
     "moderation": {"categories": {"S10": "hate"}},
     "playground": "Enabled",
     "grpc": "Enabled",
+    "images": {
+        "urls": "Allowed",
+        "allowHosts": ["cdn.example.com", "*.example.org"],
+        "maxPerRequest": 4,
+        "maxBytes": 65536,
+        "maxPixels": 1000000,
+    },
 }
 
 
