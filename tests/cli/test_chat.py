@@ -11,9 +11,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from cli_support import ENVIRONMENT, MODEL, Served, mizzen
+from PIL import Image
 
 pytestmark = [pytest.mark.xdist_group("cli")]
 STORY = "Tell me a long story about a ship."
@@ -117,7 +119,7 @@ def test_a_conversation_on_a_terminal(
     assert "/reset" in chat.read_until("stops an answer")
     chat.read_until(PROMPT)
     chat.type("/nonsense\r")
-    chat.read_until("/nonsense is not a command; the commands are /reset, /help and /exit")
+    chat.read_until("/nonsense is not a command; the commands are /image, /reset, /help, /exit")
     chat.read_until(PROMPT)
     chat.type("/reset\r")
     chat.read_until("The conversation has been forgotten.")
@@ -168,6 +170,30 @@ def test_lines_from_a_pipe_are_answered(served: Served, answers: dict[str, str])
     forgotten = "The conversation has been forgotten."
     expected = [answers["What is a group?"], forgotten, answers["What is a fence?"]]
     assert (result.returncode, result.stdout.splitlines()) == (0, expected), result.stderr
+
+
+def test_an_image_belongs_to_the_next_question(served: Served, tmp_path: Path) -> None:
+    image, text = tmp_path / "a red square.png", tmp_path / "notes.txt"
+    Image.new("RGB", (40, 30), "red").save(image)
+    text.write_text("no image")
+    result = subprocess.run(
+        mizzen("chat", served.url, "--temperature=0"),
+        input=f"/image {tmp_path / 'absent'}\n/image {text}\n/image\n/image {image}\nWhat is this?\n"
+        "What is a fence?\n",
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=60,
+    )
+    lines = result.stdout.splitlines()
+    assert lines[:4] == [
+        f"{tmp_path / 'absent'} cannot be read: No such file or directory",
+        f"{text}: the image has an unknown format: send a JPEG, PNG, WebP or GIF file",
+        "/image needs the path of a JPEG, PNG, WebP or GIF file",
+        f"{image} belongs to the next question.",
+    ]
+    assert "the model demo reads text only" in result.stderr  # the demo model takes no images
+    assert lines[-1].startswith("A fence is")  # the next question has no image
 
 
 def test_serve_shows_its_progress_on_a_terminal(terminal: Callable[..., Terminal]) -> None:

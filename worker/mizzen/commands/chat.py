@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import base64
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,15 +14,19 @@ import typer
 from mizzen.commands import options
 from mizzen.commands import target as targets
 from mizzen.commands.serve import SERVE_EXTRAS
+from mizzen.images.header import read_header
+from mizzen.images.types import InvalidImage
 
 if TYPE_CHECKING:
     from mizzen.commands.client import ApiClient, GenerationOptions
 
 HELP = """\
-/reset    forget the conversation
-/help     show the commands
-/exit     leave, as with Ctrl-D
-Ctrl-C    stops an answer"""
+/image PATH    add an image to the next question
+/reset         forget the conversation
+/help          show the commands
+/exit          leave, as with Ctrl-D
+Ctrl-C         stops an answer"""
+COMMANDS = ("/image", "/reset", "/help", "/exit")
 
 
 class Conversation:
@@ -28,24 +34,39 @@ class Conversation:
 
     def __init__(self, client: ApiClient, generation_options: GenerationOptions, system: str) -> None:
         self._client, self._generation, self._system = client, generation_options, system
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
+        self._images: list[dict[str, Any]] = []
+        """Images of the next question, as parts of its message."""
         self.reset()
 
     def reset(self) -> None:
-        """Drop all messages except the system message."""
+        """Drop all images, and all messages except the system message."""
+        self._images = []
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
+
+    def add_image(self, path: str) -> None:
+        """Read the file of an image for the next question.
+
+        Raises:
+            OSError: the file cannot be read.
+            InvalidImage: the file is not an image.
+        """
+        self._images.append(image_part(Path(path).expanduser().read_bytes()))
 
     def send_question(self, text: str, show: Callable[[str], None]) -> None:
         """Send a question, and call `show` with each piece of the streamed answer.
 
         If Ctrl-C stops an answer, the conversation keeps the part that was received. If the request fails, it
-        keeps neither the question nor the answer.
+        keeps neither the question with its images nor the answer.
 
         Raises:
             ServiceError: the service rejected the request or failed during the answer.
             ServiceUnreachable: no server answers at the URL.
         """
-        question = {"role": "user", "content": text}
+        images, self._images = self._images, []
+        question: dict[str, Any] = {"role": "user", "content": text}
+        if images:
+            question["content"] = [*images, {"type": "text", "text": text}]
         pieces: list[str] = []
         stream = self._client.chat([*self.messages, question], self._generation)
         try:
@@ -59,6 +80,16 @@ class Conversation:
         self.messages += [question, {"role": "assistant", "content": "".join(pieces)}]
 
 
+def image_part(content: bytes) -> dict[str, Any]:
+    """Return an image file as a part of a message, in OpenAI's format.
+
+    Raises:
+        InvalidImage: the file is not an image.
+    """
+    url = f"data:image/{read_header(content).format};base64,{base64.b64encode(content).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
 def _line_reader() -> Callable[[], str]:
     """Return a function that reads the next line of input, with a line editor if the input is a terminal."""
     if not sys.stdin.isatty():
@@ -67,7 +98,7 @@ def _line_reader() -> Callable[[], str]:
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.history import InMemoryHistory
 
-    commands = WordCompleter(["/reset", "/help", "/exit"], sentence=True)
+    commands = WordCompleter(list(COMMANDS), sentence=True)
     session: PromptSession[str] = PromptSession(
         "> ", history=InMemoryHistory(), completer=commands, complete_while_typing=False
     )
@@ -97,8 +128,10 @@ def _run_conversation(conversation: Conversation, read: Callable[[], str]) -> No
             print("The conversation has been forgotten.")
         elif line == "/help":
             print(HELP)
+        elif line.split(maxsplit=1)[:1] == ["/image"]:
+            _add_image(conversation, line.removeprefix("/image").strip())
         elif line.startswith("/"):
-            print(f"{line.split()[0]} is not a command; the commands are /reset, /help and /exit")
+            print(f"{line.split()[0]} is not a command; the commands are {', '.join(COMMANDS)}")
         elif line:
             try:
                 conversation.send_question(line, _write_piece)
@@ -106,6 +139,21 @@ def _run_conversation(conversation: Conversation, read: Callable[[], str]) -> No
                 print(f"\nmizzen: {error}", file=sys.stderr)
             else:
                 print()
+
+
+def _add_image(conversation: Conversation, path: str) -> None:
+    """Add an image to the next question, or say why it cannot be read."""
+    if not path:
+        print("/image needs the path of a JPEG, PNG, WebP or GIF file")
+        return
+    try:
+        conversation.add_image(path)
+    except OSError as error:
+        print(f"{path} cannot be read: {error.strerror or error}")
+    except InvalidImage as error:
+        print(f"{path}: {error}")
+    else:
+        print(f"{path} belongs to the next question.")
 
 
 def _chat(
@@ -121,7 +169,8 @@ def _chat(
 ) -> None:
     """Chat with a model on the terminal.
 
-    Answers are streamed. Ctrl-C stops an answer, /reset forgets the conversation, /help shows the commands.
+    Answers are streamed. Ctrl-C stops an answer, /image PATH adds an image to the next question, /reset
+    forgets the conversation, /help shows the commands.
     A model folder is served until the command exits.
     """
     from mizzen.commands.client import ServiceError, ServiceUnreachable

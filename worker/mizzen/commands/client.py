@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -85,14 +85,14 @@ class ApiClient:
             except (ValueError, KeyError, TypeError) as error:
                 raise ServiceError(f"{self.url}/models does not answer as the OpenAI API does") from error
 
-    def chat(self, messages: list[dict[str, str]], generation: GenerationOptions) -> Iterator[str]:
+    def chat(self, messages: Sequence[Mapping[str, Any]], generation: GenerationOptions) -> Iterator[str]:
         """Yield the pieces of the text that answers a conversation, as they arrive.
 
         Raises:
             ServiceError: the service rejected the request or failed during the answer.
             ServiceUnreachable: no server answers at the URL.
         """
-        body = {**generation.request_fields(), "messages": messages}
+        body = {**generation.request_fields(), "messages": list(messages)}
         for choice in self._stream("chat/completions", body):
             yield choice.get("delta", {}).get("content") or ""
 

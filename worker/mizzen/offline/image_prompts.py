@@ -59,7 +59,7 @@ def prepare_images(ids: Int32, sources: Sequence[ImageSource], rules: ImageRules
             header = read_header(content)
             geometries.append(geometry := rules.geometry(header.width, header.height))
         except InvalidImage as error:
-            raise InvalidImage(f"image {index} {error}") from None
+            raise InvalidImage(f"image {index}: {error}") from None
         digest = image_digest(content, rules, geometry)
         files.append(ImageFile(rid=0, digest=digest, content=content, size=(header.width, header.height)))
     expanded, positions = expand_placeholders(ids, geometries, rules)

@@ -107,7 +107,7 @@ class PendingImages:
         return replace(
             finished,
             reason=FinishReason.ERROR,
-            message=f"images: an image {image.error}",
+            message=f"images: {image.error}",
             busy=image.temporary,
             at_fault=not image.temporary,
         )
