@@ -30,7 +30,7 @@ def read_jpeg(content: bytes) -> tuple[int, int, int]:
             1, 3 or 4 components.
     """
     size: tuple[int, int] | None = None
-    exif = b""
+    exif: list[bytes] = []
     xmp: bytes | None = None
     position = 1
     for _ in range(_MAX_MARKERS):
@@ -47,13 +47,13 @@ def read_jpeg(content: bytes) -> tuple[int, int, int]:
         if marker in _FRAMES:
             size = _read_frame(content[start:position])
         elif marker == _APP1 and content.startswith(_EXIF, start, position):
-            exif += content[start + (len(_EXIF) if exif else 0) : position]
+            exif.append(content[start + (len(_EXIF) if exif else 0) : position])
         elif marker == _APP1 and content.startswith(_XMP, start, position):
             xmp = content[start + len(_XMP) : position]
         elif marker == _START_OF_SCAN:
             if size is None:
                 raise InvalidImage("the image is a damaged JPEG file: it has no frame header")
-            return *size, read_orientation(exif, xmp)
+            return *size, read_orientation(b"".join(exif), xmp)
     raise InvalidImage(f"the image is a JPEG file with over {_MAX_MARKERS} segments before its image data")
 
 

@@ -12,9 +12,13 @@ import struct
 UPRIGHT = 1
 """Orientation of an image that is displayed as stored."""
 _ORIENTATION_TAG = 274
-_EXIF_PREFIX = re.compile(rb"(Exif\x00\x00){1,2}")
-_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(="|>)([0-9])')
-_BYTE_ORDERS = {b"II": "<", b"MM": ">"}
+_EXIF_PREFIX = re.compile(rb"^(Exif\x00\x00){1,2}")
+_XMP_TAG = b"tiff:Orientation"
+_XMP_DIGIT = re.compile(rb'(?:="|>)([0-9])')
+_MAX_ENTRIES = 4096
+"""Number of entries of EXIF, and of places in XMP, that are read."""
+_BYTE_ORDERS = {b"MM\x00*": ">", b"II*\x00": "<", b"MM*\x00": ">", b"II\x00*": "<", b"MM\x00+": ">"}
+"""Byte orders by the first bytes of a TIFF file; faulty programs write the last three."""
 _TYPE_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
 """Bytes of a value of each type of TIFF."""
 _TYPE_CODES = {3: "H", 4: "L", 6: "b", 8: "h", 9: "l", 11: "f", 12: "d", 13: "L", 16: "Q"}
@@ -28,9 +32,10 @@ def read_orientation(exif: bytes | None, xmp: bytes | None) -> int:
         exif: a TIFF file with the tags of EXIF, with or without the prefix `Exif` and two zero bytes.
         xmp: an XMP packet.
     """
-    value = _exif_orientation(exif) if exif else None
-    if value is None and xmp and (match := _XMP_ORIENTATION.search(xmp)):
-        value = int(match[2])
+    tiff = _EXIF_PREFIX.sub(b"", exif or b"", count=1)
+    value = _exif_orientation(tiff) if tiff else None
+    if value is None and xmp:
+        value = _xmp_orientation(xmp)
     return int(value) if value is not None and value in range(1, 9) else UPRIGHT
 
 
@@ -39,13 +44,27 @@ def swaps_axes(orientation: int) -> bool:
     return orientation >= 5
 
 
-def _exif_orientation(exif: bytes) -> float | None:
-    """Return the value of the tag in the first directory; None if it is missing, 0 if it is no number."""
-    prefix = _EXIF_PREFIX.match(exif)
-    tiff = exif[prefix.end() :] if prefix else exif
-    order = _BYTE_ORDERS.get(tiff[:2])
+def _xmp_orientation(xmp: bytes) -> int | None:
+    """Return the first value of the tag; None if it is missing."""
+    position = 0
+    for _ in range(_MAX_ENTRIES):
+        position = xmp.find(_XMP_TAG, position)
+        if position < 0:
+            break
+        position += len(_XMP_TAG)
+        if match := _XMP_DIGIT.match(xmp, position):
+            return int(match[1])
+    return None
+
+
+def _exif_orientation(tiff: bytes) -> float | None:
+    """Return the value of the tag in the first directory; None if it is missing, 0 if it is no number.
+
+    A file that does not begin as TIFF counts as one with value 0, which XMP does not replace.
+    """
+    order = _BYTE_ORDERS.get(tiff[:4])
     if order is None or len(tiff) < 8:
-        return None
+        return 0
     try:
         return _directory_orientation(tiff, order)
     except struct.error:  # the directory is truncated
@@ -55,27 +74,30 @@ def _exif_orientation(exif: bytes) -> float | None:
 def _directory_orientation(tiff: bytes, order: str) -> float | None:
     """Return the tag's value as `_exif_orientation` does.
 
-    As in Pillow, a value outside of the file ends the directory, and values that together are larger than the
-    file are skipped.
+    As in Pillow, only the first value of each tag counts, a value outside of the file ends the directory, and
+    values that together are larger than the file are skipped.
     """
     (start,) = struct.unpack_from(f"{order}L", tiff, 4)
     (count,) = struct.unpack_from(f"{order}H", tiff, start)
-    entry = struct.Struct(f"{order}HHL")
+    entry = struct.Struct(f"{order}HHL4s")
     total_size = 0
-    for position in range(start + 2, start + 2 + 12 * count, 12):
-        tag, kind, values = entry.unpack_from(tiff, position)
-        struct.unpack_from("4s", tiff, position + 8)
-        size = values * _TYPE_SIZES.get(kind, 0)
+    seen: set[int] = set()
+    for position in range(start + 2, start + 2 + 12 * min(count, _MAX_ENTRIES), 12):
+        tag, kind, values, content = entry.unpack_from(tiff, position)
+        size = 0 if tag in seen else values * _TYPE_SIZES.get(kind, 0)
         offset = position + 8
         if size > 4:
             total_size += size
             if total_size > len(tiff):
                 continue
-            (offset,) = struct.unpack_from(f"{order}L", tiff, offset)
+            (offset,) = struct.unpack(f"{order}L", content)
             if offset + size > len(tiff):
                 return None
-        if tag == _ORIENTATION_TAG and size > 0:
+        if size == 0:
+            continue
+        if tag == _ORIENTATION_TAG:
             return _read_number(tiff, order, kind, offset)
+        seen.add(tag)
     return None
 
 
