@@ -29,6 +29,7 @@ from mizzen.gateway.engines.engine_table import EngineTable
 from mizzen.gateway.engines.failure_limits import publish_engine_gauges
 from mizzen.gateway.http.malloc_trim import MallocTrimmer
 from mizzen.gateway.http.request_bodies import BodyBudget
+from mizzen.gateway.images.new_fetcher import new_fetcher
 from mizzen.gateway.requests.backpressure import UnreadOutput
 from mizzen.gateway.requests.body_reader import BodyReader
 from mizzen.gateway.requests.generation_request import GenerationRequest
@@ -75,6 +76,7 @@ class Gateway:
         self.trimmer = MallocTrimmer()
         self.body_budget = BodyBudget(config.max_bodies_bytes, config.max_body_bytes, self.trimmer.note_freed)
         self.body_reader = BodyReader()
+        self.image_fetcher = new_fetcher(config)
         self.unread_output = UnreadOutput()
         self.response_store = new_response_store(config)
         self.services = Services(self._new_service, config.drain_timeout_seconds, lambda: self.curve_keys)

@@ -29,7 +29,9 @@ def check_readable(images: RequestImages, rules: ImageRules | None, model: str) 
     """
     if rules is None:
         path = next(iter(images)).path
-        raise ImagePartError(path, f"the model {model} reads text only, no images", "unsupported_content")
+        raise ImagePartError(
+            path, f"the model {model[:80]} reads text only, no images", "unsupported_content"
+        )
     if images.pixels is not None:
         try:
             rules.geometry(_ANY_EDGE, _ANY_EDGE, images.pixels)

@@ -72,7 +72,7 @@ class TextModel:
 
     @property
     def template_source(self) -> str:
-        """Source of all chat templates; empty without any."""
+        """Source of all chat templates; empty if the model has none."""
         return "" if self.template is None else self.template.source
 
     async def chat_prompt(
