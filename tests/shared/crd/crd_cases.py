@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from crd_image_cases import WRONG_IMAGES
+
 CACHE = {"mode": "PersistentVolumeClaim", "claimName": "weights"}
 HUB: dict[str, Any] = {"source": "hf://Qwen/Qwen3-8B@main", "cache": CACHE}
-IMAGES = "spec.gateway.images.allowHosts"
 MOUNT = {"name": "data", "mountPath": "/data"}
 
 # Name of the case, fields to merge into a minimal spec, field that the error names, part of the advice.
@@ -120,42 +121,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "set the device to CUDA",
     ),
     ("remote code", {"model": {"trustRemoteCode": "Enabled"}}, "spec.model.trustRemoteCode", "never run"),
-    (
-        "hosts of refused URLs",
-        {"gateway": {"images": {"allowHosts": ["a.example"]}}},
-        IMAGES,
-        "remove the hosts",
-    ),
-    (
-        "URLs without hosts",
-        {"gateway": {"images": {"urls": "Allowed"}}},
-        IMAGES,
-        "is required with urls Allowed",
-    ),
-    *(
-        (
-            f"host {host}",
-            {"gateway": {"images": {"urls": "Allowed", "allowHosts": [host]}}},
-            f"{IMAGES}[0]",
-            "write cdn.example.com",
-        )
-        for host in (
-            "https://a.example",
-            "a.example:443",
-            "*",
-            "a.*.example",
-            "192.0.2.1",
-            "localhost",
-            "A.b",
-        )
-    ),
-    ("no image", {"gateway": {"images": {"maxPerRequest": 0}}}, "spec.gateway.images.maxPerRequest", "to 1"),
-    (
-        "huge image",
-        {"gateway": {"images": {"maxBytes": 2**28 + 1}}},
-        "spec.gateway.images.maxBytes",
-        "equal to",
-    ),
+    *WRONG_IMAGES,
     ("port 9000", {"gateway": {"grpc": "Enabled", "service": {"port": 9000}}}, "spec.gateway", "9000"),
     (
         "gateway's own option",
