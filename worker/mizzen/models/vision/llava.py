@@ -7,6 +7,7 @@ does not import torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -235,7 +236,8 @@ def with_projector(
     layers = max(1, *features)
     text = fields.child("text_config")
     output_size = text.integer("hidden_size", fields.integer("hidden_size", 4096))
-    skipped = [rf"^vision_tower\.encoder\.layers\.{layer}\." for layer in range(layers, tower.layers)]
+    prefix = re.escape(tower.names.prefix + tower.names.layer)
+    skipped = [rf"^{prefix}\.{layer}\." for layer in range(layers, tower.layers)]
     projector = ProjectorConfig(
         features=features,
         first=PROJECTOR + "linear_1",
