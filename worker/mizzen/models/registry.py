@@ -19,10 +19,13 @@ from mizzen.models.quantization import check_blocks
 from mizzen.models.text_part import TEXT_PARTS, read_text_part
 from mizzen.models.transformers_backend.generic_config import GENERATING, read_generic_config
 from mizzen.models.unsupported import explain_unsupported
+from mizzen.models.vision.fields import with_normalisation
 from mizzen.quantization.reader import load_fields
 
 SENTENCE_CONFIG = "sentence_bert_config.json"
 """File in which sentence-transformers stores the limit of prompts."""
+PREPROCESSOR_CONFIG = "preprocessor_config.json"
+"""File in which Transformers stores how the pixels of images are resized and normalised."""
 READERS: dict[str, ConfigReader] = {
     name: reader for family in FAMILIES for name, reader in family.readers.items()
 }
@@ -52,6 +55,9 @@ def read_config(folder: Path, implementation: str = "auto") -> ModelConfig:
     """
     config, modules = read_model(load_fields(folder), implementation), read_modules(folder)
     config = replace(config, pooling=modules.pooling or config.pooling, dense=modules.dense)
+    if config.vision is not None and (folder / PREPROCESSOR_CONFIG).is_file():
+        preprocessor = Fields.load(folder, PREPROCESSOR_CONFIG)
+        config = replace(config, vision=with_normalisation(config.vision, preprocessor))
     return config if config.encoder is None else limit_prompts(config, folder)
 
 
