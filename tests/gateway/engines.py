@@ -29,7 +29,9 @@ from mizzen.wire.messages import (
     Finish,
     Generate,
     Hello,
+    ImageContent,
     Logprobs,
+    NeedImages,
     Outputs,
     RefusalCode,
     Refused,
@@ -88,6 +90,10 @@ class Behaviour:
     """Function that returns the vector of an embedding request."""
     label_logprob: Callable[[Generate, int], float] | None = None
     """Function that returns the log probability of a requested token; by default all tokens have the same."""
+    dies_after_parts: int = 0
+    """Number of parts of images after which the engine ends without a message; 0 for never.
+
+    It is then reset, so that another engine with the same behavior goes on."""
     ignored_file_requests: int = 0
     """Number of file requests that are ignored before the next one is answered."""
 
@@ -104,6 +110,12 @@ class ScriptedEngine:
         self.aborts: list[int] = []
         self.hellos = 0
         self.fetches = 0
+        self.parts: list[ImageContent] = []
+        """Parts of images that have arrived."""
+        self.images: list[bytes] = []
+        """Contents of images that have arrived completely."""
+        self._lacking: dict[tuple[bytes, int], dict[bytes, int]] = {}
+        """Bytes of images that requests still need, by digest."""
         self._runs: dict[tuple[bytes, int], Run] = {}
         self._peers: set[bytes] = set()
         self._welcome = {
@@ -195,6 +207,8 @@ class ScriptedEngine:
             self._generate(peer, message)
         elif isinstance(message, Embed):
             self._embed(peer, message)
+        elif isinstance(message, ImageContent):
+            self._take_part(peer, message)
         elif isinstance(message, Abort):
             self.aborts.append(message.rid)
             run = self._runs.pop((peer, message.rid), None)
@@ -211,6 +225,21 @@ class ScriptedEngine:
         reply = self.does.reply
         tokens = reply[:limit] if self.does.end is not None else (reply * (limit // len(reply) + 1))[:limit]
         self._runs[peer, message.rid] = Run(peer, message, tokens, message.generated)
+        if message.images:
+            self._lacking[peer, message.rid] = {image.digest: image.size for image in message.images}
+            self._send(peer, NeedImages(message.rid, tuple(self._lacking[peer, message.rid])))
+
+    def _take_part(self, peer: bytes, part: ImageContent) -> None:
+        self.parts.append(part)
+        if len(self.parts) == self.does.dies_after_parts:
+            self.does.dies_after_parts = 0
+            self._stop.set()
+        lacking = self._lacking.get((peer, part.rid), {})
+        lacking[part.digest] -= len(part.content)
+        if not lacking[part.digest]:
+            same = [one.content for one in self.parts if (one.rid, one.digest) == (part.rid, part.digest)]
+            self.images.append(b"".join(same))
+            del lacking[part.digest]
 
     def _embed(self, peer: bytes, message: Embed) -> None:
         self.embeds.append(message)
@@ -233,6 +262,8 @@ class ScriptedEngine:
 
     def _step(self) -> None:
         for key, run in list(self._runs.items()):
+            if self._lacking.get(key):
+                continue
             if self._strikes(run) and self._fail(run):
                 continue
             tokens = run.tokens[run.tokens_sent : self._step_end(run)]

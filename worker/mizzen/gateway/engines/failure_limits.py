@@ -45,6 +45,10 @@ def publish_engine_gauges(metrics: Metrics, tables: Iterable[EngineTable], waiti
         metrics.breaker_opened.labels(engine.name).set(engine.breaker.open_count)
         blocks += len(engine.prefixes)
         forgotten += engine.prefixes.evicted_blocks
+        images = engine.link.image_counts.take()
+        metrics.images_requested.inc(images.requested)
+        metrics.images_sent.inc(images.sent)
+        metrics.image_bytes.inc(images.sent_bytes)
         suspects += engine.suspect
     metrics.prefix_blocks.set(blocks)
     metrics.prefix_forgotten.set(forgotten)

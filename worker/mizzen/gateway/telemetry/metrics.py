@@ -147,6 +147,9 @@ class Metrics:
             "warmups", "New engines whose cache was warmed before they served, by result", "result"
         )
         self.warmed_tokens = self._counter("warmed_tokens", "Tokens of prefixes replayed into new engines")
+        self.images_requested = self._counter("images_requested", "Images whose files engines requested")
+        self.images_sent = self._counter("images_sent", "Images whose files were sent to engines")
+        self.image_bytes = self._counter("image_bytes_sent", "Bytes of images sent to engines")
         self.breaker = self._gauge(
             "breaker_state", "State of an engine's circuit breaker: 0 closed, 1 half-open, 2 open", "engine"
         )

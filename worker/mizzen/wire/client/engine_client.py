@@ -119,7 +119,7 @@ class EngineLink:
         self._files = FileDownloads(endpoint, self._send, 4 * timeout_seconds)
         self._handles = RequestHandles(self._send)
         self.image_counts = ImageUploadCounts()
-        """Counters of the images sent to the engine since the client was created."""
+        """Counters of the images sent to the engine."""
         self._images = ImageUploads(self._send_tracked, self.image_counts)
         self._blocks_next: int | None = None
 

@@ -43,13 +43,19 @@ class SentImage:
 
 @dataclass(slots=True)
 class ImageUploadCounts:
-    """Counters of the images that were sent to an engine."""
+    """Counters of the images that were sent to an engine, since they were last taken."""
 
     requested: int = 0
     """Number of images that the engine requested."""
     sent: int = 0
     """Number of images whose parts were all sent."""
     sent_bytes: int = 0
+
+    def take(self) -> ImageUploadCounts:
+        """Return the counts since the last call of this method."""
+        taken = ImageUploadCounts(self.requested, self.sent, self.sent_bytes)
+        self.requested = self.sent = self.sent_bytes = 0
+        return taken
 
 
 @dataclass(slots=True)
