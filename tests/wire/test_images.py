@@ -147,9 +147,9 @@ class TestReferences:
 
     def test_number_and_total_size_of_images_are_bounded(self, imaging: Any) -> None:
         gateway = imaging.gateway()
-        gateway.generate(1, PROMPT, images=(picture(b"cat"),) * 257)
-        assert "257 entries" in imaging.expect(gateway, Refused).message
-        gateway.generate(1, PROMPT, images=(picture(b"cat", size=2**25),) * 9)
+        gateway.generate(1, PROMPT, images=(picture(b"cat"),) * 1025)
+        assert "1025 entries" in imaging.expect(gateway, Refused).message
+        gateway.generate(1, PROMPT, images=(picture(b"cat", size=2**28),) * 5)
         assert "bytes together" in imaging.expect(gateway, Refused).message
 
     def test_engine_without_images_refuses_them(self, bench: Any) -> None:

@@ -24,9 +24,9 @@ class WireLimits:
     """Maximum number of file parts queued in ZMQ for one gateway; requests for more parts wait unanswered."""
     parts_per_receive: int = 2
     """Maximum number of file parts sent between two steps, to all gateways together."""
-    image_bytes: int = 256 * 1024 * 1024
+    image_bytes: int = 512 * 1024 * 1024
     """Maximum size of all images that were requested from gateways and have not arrived completely."""
-    gateway_image_bytes: int = 64 * 1024 * 1024
+    gateway_image_bytes: int = 256 * 1024 * 1024
     """The same for the images of one gateway; requests for further images wait."""
     image_seconds: float = 30.0
     """Maximum time until the next part of a requested image arrives."""

@@ -64,11 +64,11 @@ FILE_PART_BYTES = 4 * 1024 * 1024
 IMAGE_PART_BYTES = 512 * 1024
 """Size of the parts in which gateways send images. They are smaller than `FILE_PART_BYTES`, because frames of
 other requests wait behind a part while it is encrypted and sent."""
-MAX_IMAGES = 256
-"""Maximum number of images of a request."""
-MAX_IMAGE_BYTES = 32 * 1024 * 1024
+MAX_IMAGES = 1024
+"""Maximum number of images of a request; gateways have lower limits by default."""
+MAX_IMAGE_BYTES = 256 * 1024 * 1024
 """Maximum size of an image file."""
-MAX_REQUEST_IMAGE_BYTES = 256 * 1024 * 1024
+MAX_REQUEST_IMAGE_BYTES = 1024 * 1024 * 1024
 """Maximum size of all image files of a request together."""
 MAX_GRAMMAR_BYTES = 512 * 1024
 """Maximum size of the text of `Sampling.grammar`. The engine derives its maximum frame size from it; a longer
