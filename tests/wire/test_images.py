@@ -26,7 +26,7 @@ from mizzen.wire.messages import (
     Refused,
     Welcome,
 )
-from mizzen.wire.server.image_validation import ImageShape, RequestImages
+from mizzen.wire.server.image_validation import ImageShape, PlacedImages
 
 PLACEHOLDER = 99
 PROMPT = [1, 2, PLACEHOLDER, PLACEHOLDER, PLACEHOLDER, 3]
@@ -43,8 +43,8 @@ class OneRow:
             raise ValueError("the image is too high")
         return ImageShape((1, 1, reference.width // 10), reference.width // 10)
 
-    def place(self, images: tuple[PromptImage, ...], prompt_tokens: int) -> RequestImages:
-        return RequestImages(images, np.zeros((3, prompt_tokens), np.int32), -2)
+    def place(self, images: tuple[PromptImage, ...], prompt_tokens: int) -> PlacedImages:
+        return PlacedImages(images, np.zeros((3, prompt_tokens), np.int32), -2)
 
     def hash_content(self, reference: ImageReference, content: bytes) -> bytes:
         return hashlib.sha256(content).digest()

@@ -24,7 +24,8 @@ class RequestValidator:
 
     def reject(self, request: Request, queue_full: bool) -> Finished | None:
         """Return an error result if a request is invalid or the queue is full, otherwise None."""
-        fault = self._fault(request, queue_full)
+        image_fault = self._images.fault(request.images) if request.images else ""
+        fault = image_fault or self._fault(request, queue_full)
         if not fault:
             return None
         output = min(max(request.generated, 0), len(request.prompt))
@@ -35,6 +36,7 @@ class RequestValidator:
             cached_tokens=0,
             output_tokens=output,
             message=fault,
+            refused=bool(image_fault),
         )
 
     def accept(self, request: Request) -> SequenceState:
@@ -64,8 +66,6 @@ class RequestValidator:
             limit = "context length" if capacity == self._config.context_length else "KV capacity"
             return f"prompt has {length} tokens; the {limit} of {capacity} leaves room for {capacity - 1}"
         if fault := generated_fault(request) or logprobs_fault(request):
-            return fault
-        if request.images and (fault := self._images.fault(request.images)):
             return fault
         if queue_full:
             return f"{self._config.max_waiting_requests} requests are waiting already; try again later"

@@ -10,8 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from mizzen.common.model_task import ScoreActivation, Task
+from mizzen.core.images.types import MissingImages
 from mizzen.core.outputs import CacheEvents, GrammarCounts, Load, StepOutput
 from mizzen.core.request import Finished, Request
+from mizzen.engine.images.pending import ImageFile
+from mizzen.engine.images.tasks import ImageCounts
 
 
 class EngineInfoProtocol(Protocol):
@@ -64,6 +67,11 @@ class EngineInfoProtocol(Protocol):
 
         Empty for the last token by default; may be the name of one that is not supported.
         """
+        ...
+
+    @property
+    def images(self) -> bool:
+        """Whether prompts may have images."""
         ...
 
     @property
@@ -139,6 +147,14 @@ class EngineProtocol(Protocol):
         """Abort a live request; `step` or `drain_finished` returns its `Finished` later."""
         ...
 
+    def provide_image(self, file: ImageFile) -> None:
+        """Provide the file of an image that `drain_missing_images` named, if its request has not ended."""
+        ...
+
+    def drain_missing_images(self) -> Sequence[MissingImages]:
+        """Return the images whose files live requests need, found since the last call."""
+        ...
+
     def step(self, now: float) -> StepOutput | None:
         """Launch a step if possible; return the output of the oldest completed step, or None.
 
@@ -178,6 +194,11 @@ class EngineProtocol(Protocol):
     @property
     def grammar_counts(self) -> GrammarCounts:
         """Counters of compiled grammars and token masks since the engine started."""
+        ...
+
+    @property
+    def image_counts(self) -> ImageCounts:
+        """Counters of decoded images since the engine started."""
         ...
 
     def close(self) -> None:

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from mizzen.core.images.types import PromptImage
+from mizzen.engine.images.pending import ImageFile
 from mizzen.images.digest import image_digest
 from mizzen.images.rotary import rotary_positions
+from mizzen.images.rules import load_image_rules
 from mizzen.images.types import ImageGeometry, ImageRules, PixelLimits
 from mizzen.wire.messages import ImageReference
-from mizzen.wire.server.image_validation import ImageShape, InvalidImages, RequestImages
+from mizzen.wire.server.image_transfers import ReceivedImage
+from mizzen.wire.server.image_validation import ImageShape, InvalidImages, PlacedImages
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ class RulesImageModel:
         geometry = self._geometry(reference)
         return ImageShape(geometry.grid, geometry.embeddings)
 
-    def place(self, images: tuple[PromptImage, ...], prompt_tokens: int) -> RequestImages:
+    def place(self, images: tuple[PromptImage, ...], prompt_tokens: int) -> PlacedImages:
         """Return images of a prompt together with the rotary positions that follow from them.
 
         Raises:
@@ -45,8 +49,8 @@ class RulesImageModel:
                     raise InvalidImages(f"images: the positions of image {number} must be adjacent")
         rotary = rotary_positions(images, prompt_tokens, self.rules)
         if rotary is None:
-            return RequestImages(images)
-        return RequestImages(images, rotary.positions, rotary.offset)
+            return PlacedImages(images)
+        return PlacedImages(images, rotary.positions, rotary.offset)
 
     def hash_content(self, reference: ImageReference, content: bytes) -> bytes:
         """Return the digest of the image that has these bytes.
@@ -58,6 +62,30 @@ class RulesImageModel:
 
     def _geometry(self, reference: ImageReference) -> ImageGeometry:
         return self.rules.geometry(reference.width, reference.height, pixel_limits(reference))
+
+
+def image_file(image: ReceivedImage) -> ImageFile:
+    """Return a received image as the engine takes it."""
+    reference = image.reference
+    return ImageFile(
+        rid=image.rid,
+        digest=reference.digest,
+        content=image.content,
+        size=(reference.width, reference.height),
+        limits=pixel_limits(reference),
+    )
+
+
+def load_image_model(folder: Path) -> RulesImageModel:
+    """Return the rules for images of the model in a folder.
+
+    Raises:
+        ValueError: the model takes no images, or a file of the folder is invalid.
+    """
+    rules = load_image_rules(folder)
+    if rules is None:
+        raise ValueError(f"--model {folder}: the model takes no images that are supported")
+    return RulesImageModel(rules)
 
 
 def pixel_limits(reference: ImageReference) -> PixelLimits | None:

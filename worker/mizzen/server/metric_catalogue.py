@@ -10,8 +10,10 @@ import enum
 from dataclasses import dataclass
 
 from mizzen.core.request import FinishReason
+from mizzen.engine.images.tasks import DecodeFailure
 from mizzen.engine.info import WEIGHT_FORMATS
 from mizzen.wire.messages import RefusalCode
+from mizzen.wire.server.peers import TRANSFER_REJECTIONS
 
 
 class Phase(enum.IntEnum):
@@ -123,6 +125,11 @@ METRICS = (
         "grammar_masks", "grammar_masks_total", "Masks of allowed tokens, one per constrained row and step"
     ),
     Metric("mask_seconds", "grammar_mask_seconds_total", "Time that steps spent computing masks"),
+    Metric("images_requested", "images_requested_total", "Images whose files were requested from gateways"),
+    Metric("images_received", "images_received_total", "Images whose files have arrived from gateways"),
+    Metric("image_bytes", "image_bytes_total", "Bytes of images that have arrived from gateways"),
+    Metric("images_decoded", "images_decoded_total", "Images decoded into pixels"),
+    Metric("image_seconds", "image_decode_seconds_total", "Time that processes spent decoding images"),
     Metric(
         "integrity", "integrity_violations_total", "Failed consistency checks of pages, slots and prefix tree"
     ),
@@ -188,6 +195,8 @@ HISTOGRAMS = (
     ),
 )
 
+IMAGE_REJECTIONS = (*TRANSFER_REJECTIONS, *(failure.value for failure in DecodeFailure))
+"""Reasons why images are rejected: those of the wire, then those of the decoder."""
 EXPERT_LAYERS = 128
 """Number of layers whose experts' load can be exported; more than known models with experts have."""
 STATE = ("phase", "phase_since", "phase_done", "phase_total", "heartbeat", "live", "dropped_spans")
@@ -204,5 +213,6 @@ FIELDS: tuple[str, ...] = (
     *(f"phase_seconds_{phase.name}" for phase in STARTUP_PHASES),
     *(f"finished_{reason.name}" for reason in FinishReason),
     *(f"refused_{code.name}" for code in RefusalCode),
+    *(f"images_rejected_{reason}" for reason in IMAGE_REJECTIONS),
 )
 INDEX: dict[str, int] = {name: index for index, name in enumerate(FIELDS)}

@@ -20,6 +20,7 @@ from mizzen.engine.info import WEIGHT_FORMATS
 from mizzen.server.metric_catalogue import (
     EXPERT_LAYERS,
     HISTOGRAMS,
+    IMAGE_REJECTIONS,
     METRICS,
     STARTUP_PHASES,
     Histogram,
@@ -103,6 +104,13 @@ class EngineCollector:
         )
         for code in RefusalCode:
             refused.add_metric((self._model, code.name.lower()), snapshot[f"refused_{code.name}"])
+        rejected = CounterMetricFamily(
+            f"{PREFIX}images_rejected_total",
+            "Images that were not accepted or not decoded, by reason",
+            labels=("model_name", "reason"),
+        )
+        for reason in IMAGE_REJECTIONS:
+            rejected.add_metric((self._model, reason), snapshot[f"images_rejected_{reason}"])
         phases = GaugeMetricFamily(
             f"{PREFIX}startup_seconds", "Duration of a startup phase", labels=("model_name", "phase")
         )

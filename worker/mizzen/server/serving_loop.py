@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from mizzen.core.outputs import StepOutput
 from mizzen.core.request import Finished
 from mizzen.server.engine_api import EngineProtocol
+from mizzen.server.image_model import image_file
 from mizzen.server.metric_catalogue import Phase
 from mizzen.server.ranks.rank_status import RankStatus
 from mizzen.server.ranks.silence_limit import SilenceLimit
@@ -111,6 +112,8 @@ class ServingLoop:
             engine.submit(request)
         for rid in arrivals.aborts:
             engine.abort(rid)
+        for image in arrivals.images:
+            engine.provide_image(image_file(image))
         if arrivals.requests:
             self._silence_limit.reset()
             if self._traces is not None:
@@ -124,6 +127,7 @@ class ServingLoop:
             wire.wait(STALL_SECONDS)  # do not spin while no step can be launched
         if arrivals.requests:
             self._waiting = engine.load().waiting
+        wire.request_images(engine.drain_missing_images())
         ended = engine.drain_finished()
         if ended:
             ended_at = time.monotonic()
@@ -179,6 +183,7 @@ class ServingLoop:
         for fault in engine.drain_integrity_faults():
             log.error("integrity check failed", extra={"fields": {"fault": fault}})
         self._status.set_expert_load(engine.expert_load(now))
+        self._status.set_images(self._wire.out.counters, engine.image_counts)
         self._status.publish(load, self._wire.out, engine.integrity_faults, engine.grammar_counts, now)
         return published
 

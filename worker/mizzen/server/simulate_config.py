@@ -22,6 +22,9 @@ class SimulateConfig(EngineConfig):
     fail_after_tokens: int = option(0, "Fail a step after this many tokens; 0 disables this", low=0)
     hang_after_tokens: int = option(0, "Hang in a step after this many tokens; 0 disables this", low=0)
     fail_start: str = option("", "Fail the startup with this reason")
+    image_capacity: int = option(
+        0, "Number of embeddings of images that are kept; 0 if prompts have no images", low=0
+    )
     task: str = option("generate", "Task of the model", choices=tuple(Task))
     labels: str = option("", "Labels of a classifier, separated by commas")
 

@@ -158,6 +158,7 @@ def make_simulated_runner(
     script: Script,
     vocab_size: int = 1 << 17,
     labels: int = 0,
+    image_capacity: int = 0,
     duration: StepDuration | None = None,
     delay: Callable[[StepPlan], float] | None = None,
 ) -> SimulatedRunner:
@@ -173,6 +174,7 @@ def make_simulated_runner(
         script=script,
         vocab_size=vocab_size,
         labels=labels,
+        image_capacity=image_capacity,
     )
     guard = InflightUseGuard(slots=slots, page_size=page_size, context_length=context_length)
     return SimulatedRunner(device, duration, delay, guard)

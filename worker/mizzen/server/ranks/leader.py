@@ -25,6 +25,7 @@ from mizzen.common.json_log import set_up_logging
 from mizzen.common.parent_death import set_parent_death_signal
 from mizzen.server.config import EngineConfig
 from mizzen.server.engine_api import EngineProtocol
+from mizzen.server.image_model import load_image_model
 from mizzen.server.metric_catalogue import Phase
 from mizzen.server.model_files import read_model_files, tokenizer_hash
 from mizzen.server.ranks.heartbeat import HeartbeatWriter
@@ -101,6 +102,7 @@ def build_welcome(config: EngineConfig, engine: EngineProtocol, files: dict[str,
         score_activation=str(info.score_activation),
         pooling=info.pooling,
         expert_groups=info.expert_groups,
+        images=info.images,
     )
 
 
@@ -154,6 +156,7 @@ def serve_engine(
             max_waiting=waiting,
             limits=limits,
             traces=traces is not None,
+            images=load_image_model(Path(config.model)) if engine.info.images else None,
         )
         status.set_memory(engine.info)
         status.enter_serving(wire.endpoint)

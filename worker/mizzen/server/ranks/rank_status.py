@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mizzen.core.outputs import GrammarCounts, Load
 from mizzen.core.request import Finished, FinishReason
+from mizzen.engine.images.tasks import ImageCounts
 from mizzen.server.engine_api import EngineInfoProtocol
 from mizzen.server.metric_catalogue import (
     BETWEEN_TOKENS_SECONDS,
@@ -26,6 +27,7 @@ from mizzen.server.ranks.phases import PhaseStatus
 from mizzen.server.status_block import StatusWriter
 from mizzen.wire.messages import RefusalCode
 from mizzen.wire.server.outbox import Outbox
+from mizzen.wire.server.peers import WireCounters
 
 _STEPS = INDEX["steps"]
 _OUTPUT_TOKENS = INDEX["output_tokens"]
@@ -102,6 +104,21 @@ class RankStatus(PhaseStatus):
     def count_dropped_spans(self, spans: int) -> None:
         """Count spans that are lost because the supervisor did not read their records in time."""
         self._values[INDEX["dropped_spans"]] += spans
+
+    def set_images(self, counters: WireCounters, decoder: ImageCounts) -> None:
+        """Record the counters of images that arrived and were decoded."""
+        for name, value in (
+            ("images_requested", counters.images_requested),
+            ("images_received", counters.images_received),
+            ("image_bytes", counters.image_bytes),
+            ("images_decoded", decoder.decoded),
+            ("image_seconds", decoder.seconds),
+        ):
+            self._set(name, value)
+        for reason, count in counters.images_rejected.items():
+            self._set(f"images_rejected_{reason}", count)
+        for failure, count in decoder.failed.items():
+            self._set(f"images_rejected_{failure.value}", count)
 
     def publish(self, load: Load, out: Outbox, integrity: int, grammars: GrammarCounts, now: float) -> None:
         """Publish all counters and gauges.

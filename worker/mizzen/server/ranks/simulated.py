@@ -16,6 +16,8 @@ from mizzen.core.config import SchedulerConfig
 from mizzen.core.scheduler import Scheduler
 from mizzen.core.step_plan import StepPlan
 from mizzen.engine.engine import Engine
+from mizzen.engine.images.decoder import ImageDecoder
+from mizzen.engine.images.pending import ImageServices
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.simulated.engine import (
     Script,
@@ -25,6 +27,7 @@ from mizzen.engine.simulated.engine import (
     hashed,
     make_simulated_runner,
 )
+from mizzen.server.image_model import load_image_model
 from mizzen.server.model_files import ModelFolderError, read_tokenizer
 from mizzen.server.ranks.leader import EngineLoader, StartupReporter, exit_process, main
 from mizzen.server.ranks.links import RankLinks
@@ -137,6 +140,12 @@ def load_simulated(config: SimulateConfig, reporter: StartupReporter) -> Engine:
         eviction=config.eviction,
         policy=config.policy,
         check_integrity=config.check_integrity,
+        image_capacity=config.image_capacity,
+    )
+    images = (
+        ImageServices(load_image_model(Path(config.model)).rules, ImageDecoder())
+        if config.image_capacity
+        else None
     )
     runner = make_simulated_runner(
         slots=config.max_running_requests,
@@ -146,6 +155,7 @@ def load_simulated(config: SimulateConfig, reporter: StartupReporter) -> Engine:
         script=build_script(config, vocab_size, end_tokens),
         vocab_size=vocab_size,
         labels=len(config.label_names),
+        image_capacity=config.image_capacity,
         duration=StepDuration(
             step_seconds=config.step_milliseconds / 1e3,
             seconds_per_prefill_token=config.prefill_token_microseconds / 1e6,
@@ -165,8 +175,9 @@ def load_simulated(config: SimulateConfig, reporter: StartupReporter) -> Engine:
         task=Task(config.task),
         labels=config.label_names,
         score_activation=default_activation(len(config.label_names)),
+        images=images is not None,
     )
-    return Engine(info, Scheduler(scheduling), runner)
+    return Engine(info, Scheduler(scheduling), runner, images=images)
 
 
 def import_simulated(links: RankLinks | None) -> EngineLoader[SimulateConfig]:

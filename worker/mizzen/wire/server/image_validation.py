@@ -32,7 +32,7 @@ class ImageShape:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestImages:
+class PlacedImages:
     """Images of a scheduler request, with the fields that depend on them; see `Request`."""
 
     images: tuple[PromptImage, ...] = ()
@@ -56,7 +56,7 @@ class ImageModel(Protocol):
         """
         ...
 
-    def place(self, images: tuple[PromptImage, ...], prompt_tokens: int) -> RequestImages:
+    def place(self, images: tuple[PromptImage, ...], prompt_tokens: int) -> PlacedImages:
         """Return images of a prompt together with the rotary positions that follow from them."""
         ...
 
@@ -69,7 +69,7 @@ class ImageModel(Protocol):
         ...
 
 
-def read_images(references: Sequence[ImageReference], prompt: Int32, model: ImageModel) -> RequestImages:
+def read_images(references: Sequence[ImageReference], prompt: Int32, model: ImageModel) -> PlacedImages:
     """Return the images of a request whose prompt is `prompt`, int32 [n].
 
     Raises:

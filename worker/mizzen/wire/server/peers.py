@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mizzen.wire.messages import PROTOCOL, FetchFile, RefusalCode
 
-IMAGE_REJECTIONS = ("reference", "parts", "digest", "late")
+TRANSFER_REJECTIONS = ("reference", "parts", "digest", "late")
 """Reasons why an image is not accepted: its reference is invalid, its parts do not form the file, the file
 does not have the digest, or no part arrived in time."""
 
@@ -114,7 +114,7 @@ class WireCounters:
     """Number of images that arrived completely."""
     image_bytes: int = 0
     """Number of bytes of images that arrived."""
-    images_rejected: dict[str, int] = field(default_factory=lambda: dict.fromkeys(IMAGE_REJECTIONS, 0))
+    images_rejected: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TRANSFER_REJECTIONS, 0))
     """Number of images that were not accepted, by reason."""
     refused: dict[int, int] = field(default_factory=lambda: dict.fromkeys(map(int, RefusalCode), 0))
     """Number of rejections, by `RefusalCode`."""

@@ -15,7 +15,7 @@ from mizzen.core.request import Int32, Pooling, Request
 from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams, sent_values
 from mizzen.core.validation import generated_fault, logprobs_fault
 from mizzen.wire.messages import Embed, Generate, Sampling
-from mizzen.wire.server.image_validation import ImageModel, InvalidImages, RequestImages, read_images
+from mizzen.wire.server.image_validation import ImageModel, InvalidImages, PlacedImages, read_images
 
 MAX_SALT_BYTES = 256
 MAX_STOP_TOKENS = 1024
@@ -136,9 +136,9 @@ class MessageValidator:
             )
         return prompt
 
-    def _images(self, message: Generate, prompt: Int32) -> RequestImages:
+    def _images(self, message: Generate, prompt: Int32) -> PlacedImages:
         if not message.images:
-            return RequestImages()
+            return PlacedImages()
         if self.images is None:
             raise InvalidRequest("images must be empty: this engine does not accept images")
         try:
