@@ -64,7 +64,7 @@ VISION_TWINS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any
     "qwen2.5-vl": ("Qwen2_5_VL", {"rope_parameters": MROPE}, {**QWEN, "fullatt_block_indexes": [0]}, {}),
     "qwen3-vl": (
         "Qwen3VL",
-        {"rope_parameters": {**MROPE, "mrope_section": [2, 1, 1]}},
+        {"rope_parameters": {**MROPE, "mrope_section": [2, 1, 1]}, "num_hidden_layers": 3},
         {**QWEN, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
         {"tie_word_embeddings": True},
     ),
@@ -72,6 +72,7 @@ VISION_TWINS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any
         "Qwen3VLMoe",
         {
             "rope_parameters": {**MROPE, "mrope_section": [2, 1, 1]},
+            "num_hidden_layers": 3,
             "num_experts": 9,
             "num_experts_per_tok": 3,
             "moe_intermediate_size": 20,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.slot_state import SlotState
 from mizzen.engine.execution.step import StepExecutor
-from mizzen.engine.loading import model_setup
+from mizzen.engine.loading import memory_fit, model_setup
 from mizzen.engine.loading.memory_need import MemoryNeed
 from mizzen.engine.loading.memory_profile import build_largest_plan, measure_step_bytes
 from mizzen.engine.sampling import sampler
@@ -106,12 +106,12 @@ def test_cpu_engines_and_several_ranks_use_the_memory_estimate(
     The memory of graphs is added to step memory, whether that is measured or estimated.
     """
     kit.save_model(tmp_path, "qwen3")
-    monkeypatch.setattr(model_setup, "measure_step_bytes", lambda *given: 500)
+    monkeypatch.setattr(memory_fit, "measure_step_bytes", lambda *given: 500)
     options = EngineOptions(model="m", tensor=2)
     need = MemoryNeed.estimate(read_config(tmp_path), options, 2)
 
     def step_bytes(device: str, group: Any) -> int:
-        return model_setup.measure_need(options, 100, need, torch.device(device), group, Mock()).step_bytes
+        return memory_fit.measure_need(options, 100, need, torch.device(device), group, Mock()).step_bytes
 
     assert step_bytes("cuda", None) == 500 + need.graph_bytes
     assert step_bytes("cuda", Mock()) == need.step_bytes + need.graph_bytes > need.step_bytes

@@ -46,7 +46,8 @@ def test_logits_of_text_equal_those_of_the_whole_model(
     twin: str, kit: SimpleNamespace, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     compare(kit, tmp_path, save_vision_twin(tmp_path, twin))
-    assert "only the text part of the model is served: images are rejected" in caplog.text
+    warned = "only the text part of the model is served: images are rejected" in caplog.text
+    assert warned == (read_config(tmp_path).vision is None)
 
 
 @pytest.mark.parametrize("weights", ["fp8-small-blocks", "ct-w4a16-32", "modelopt-fp8"])

@@ -83,6 +83,17 @@ class EngineOptions:
         "ranks do not use, at most 12",
         low=1,
     )
+    images: str = option(
+        "auto",
+        "Images in prompts: auto accepts them if the model supports them; off serves its text part alone",
+        choices=("auto", "off"),
+    )
+    image_cache_tokens: int | None = option(
+        None,
+        "Number of embeddings of images that are kept on the device; by default enough for two images of "
+        "the largest size, and for four times --prefill-chunk-tokens",
+        low=1,
+    )
     max_running_requests: int = option(
         256, "Maximum number of requests that decode together", low=1, high=4096
     )

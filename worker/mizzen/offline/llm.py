@@ -68,6 +68,8 @@ class LLM:
         ] = "auto",
         threads: int | None = None,
         mask_threads: int | None = None,
+        images: Literal["auto", "off"] = "auto",
+        image_cache_tokens: int | None = None,
         max_running_requests: int = 256,
         max_waiting_requests: int = 2048,
         memory_fraction: float = 0.9,
@@ -123,6 +125,10 @@ class LLM:
             threads: Number of CPU threads for the model on cpu; all cores by default.
             mask_threads: Number of CPU threads for structured output masks; by default half of the CPUs
                 that the ranks do not use, at most 12.
+            images: Images in prompts: auto accepts them if the model supports them; off serves its text
+                part alone.
+            image_cache_tokens: Number of embeddings of images that are kept on the device; by default
+                enough for two images of the largest size, and for four times `prefill_chunk_tokens`.
             max_running_requests: Maximum number of requests that decode together.
             max_waiting_requests: Maximum number of requests queued in the engine.
             memory_fraction: Fraction of the device's memory that weights, KV cache and the memory of a
@@ -181,6 +187,8 @@ class LLM:
             all_reduce=all_reduce,
             threads=threads,
             mask_threads=mask_threads,
+            images=images,
+            image_cache_tokens=image_cache_tokens,
             max_running_requests=max_running_requests,
             max_waiting_requests=max_waiting_requests,
             memory_fraction=memory_fraction,

@@ -60,6 +60,7 @@ def describe_engine(
         labels=config.labels,
         score_activation=config.score_activation,
         pooling=config.pooling,
+        images=scheduling.image_capacity > 0,
         expert_groups=choose_expert_groups(config, options.tensor, options.expert) if config.experts else 0,
         attention=attention,
         device_bytes=memory.total,

@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -35,24 +35,27 @@ from mizzen.engine.expert_load import ExpertLoadReader
 from mizzen.engine.grammar.compile_service import GrammarCompiler
 from mizzen.engine.grammar.matchers import GrammarMasks
 from mizzen.engine.grammar.pending import GrammarServices
+from mizzen.engine.images.decoder import ImageDecoder
+from mizzen.engine.images.pending import ImageServices
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.loading.description import describe_engine
 from mizzen.engine.loading.host import cpu_count, measure_allocation
+from mizzen.engine.loading.image_setup import ImageMemory, ServedImages, read_served_images
 from mizzen.engine.loading.memory_budget import memory_shortage
+from mizzen.engine.loading.memory_fit import fit_pages_on_ranks, measure_need
 from mizzen.engine.loading.memory_need import MemoryNeed
 from mizzen.engine.loading.model_setup import (
-    fit_pages_on_ranks,
     fold_checkpoint_kv_scales,
     inspect_config,
     make_attention_with_kv,
     make_model,
-    measure_need,
     measure_targets,
     measure_weights,
 )
+from mizzen.engine.loading.phases import ReportPhase, StartupPhases
 from mizzen.engine.loading.resolve import check_options, resolve_kv_dtype, scheduler_config, uses_own_kernels
 from mizzen.engine.loading.validate import make_trace_folder
-from mizzen.engine.loading.warmup import make_runner, warm_up
+from mizzen.engine.loading.warmup import make_runner, warm_up, warm_up_images
 from mizzen.engine.sampling.logits_params import TokenMasks
 from mizzen.engine.uploader import Uploader
 from mizzen.layers.experts.load import ExpertLoad
@@ -64,30 +67,10 @@ from mizzen.parallel.collectives import SINGLE_RANK
 from mizzen.parallel.process_group import RankGroup
 from mizzen.weights.load import ProgressCallback
 
-ReportPhase = Callable[[str], None]
-"""Function that is called with the name of each start-up phase when the phase begins."""
 MAX_MASK_THREADS = 12
 """Maximum number of threads that fill token bitmasks, unless `EngineOptions.mask_threads` is set."""
 TokenMaskFactory = Callable[[ModelConfig, tuple[int, ...], Uploader], TokenMasks | None]
 """Creates token bitmasks from a model's config, end tokens and an uploader; returns None on ranks above 0."""
-
-
-class StartupPhases:
-    """Measures the duration of each start-up phase, and reports each phase when it begins."""
-
-    def __init__(self, report: ReportPhase) -> None:
-        self.report = report
-        self.seconds: dict[str, float] = {}
-        self.current = ""
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        """Report the phase `name`, and measure how long the phase (the code in the context) takes."""
-        self.report(name)
-        self.current = name
-        start_time = time.perf_counter()
-        yield
-        self.seconds[name] = time.perf_counter() - start_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +83,8 @@ class LoadedModel:
     group: RankGroup | None = None
     expert_load: ExpertLoad | None = None
     """Counts of the tokens of each expert, if this rank counts them."""
+    images: ServedImages | None = None
+    """Images that prompts may have; None for text alone."""
 
 
 def load_model(
@@ -134,6 +119,9 @@ def load_model(
             config = inspect_config(options, config, group)
             check_options(options, config)
             config = config.with_context_length(options.context_length or config.context_length)
+            images = read_served_images(options, config, options.context_length or config.context_length)
+            if images is None:
+                config = replace(config, vision=None)
             end_token_ids = read_end_tokens(folder, config)
             if (join is None) != (options.tensor == 1):
                 raise ValueError(
@@ -143,7 +131,7 @@ def load_model(
                 group = join()
         if config.encoder is not None:
             return build_encoder(options, config, end_token_ids, phases, progress, delay)
-        return build_model(options, config, end_token_ids, phases, progress, delay, group, make_masks)
+        return build_model(options, config, end_token_ids, phases, progress, delay, group, make_masks, images)
     except BaseException as error:
         if group is not None:
             group.close()
@@ -161,6 +149,7 @@ def build_model(
     delay: StepDelay | None,
     group: RankGroup | None,
     make_masks: TokenMaskFactory,
+    images: ServedImages | None,
 ) -> LoadedModel:
     """Load the model for `load_model`, after the config was read and the process group was formed."""
     device = group.config.device if group else torch.device(options.device)
@@ -168,6 +157,9 @@ def build_model(
     with phases("weights"):
         model = make_model(options, config, progress, group, methods)
         format_bytes = measure_weights(model, methods)
+        image_memory = ImageMemory(options, images, model, group) if images else None
+        encoder_bytes = image_memory.format_bytes if image_memory else Counter[str]()
+        format_bytes += encoder_bytes
     with phases("kv"):
         context = options.context_length or config.context_length
         kv_dtype = resolve_kv_dtype(options, model.embedding.weight.dtype)
@@ -193,16 +185,24 @@ def build_model(
                 pages if device.type == "cuda" else None,
                 vocab=config.vocab_size,
                 ranks=group.collectives if group else SINGLE_RANK,
+                has_rotary_offsets=images is not None and config.rope.has_sections,
             )
-            return StepExecutor(model, attention, state, upload, fused=uses_own_kernels(options))
+            store = image_memory.store if image_memory else None
+            return StepExecutor(
+                model, attention, state, upload, fused=uses_own_kernels(options), images=store
+            )
 
         columns = -(-context // options.page_size)
         with model.without_fused_swiglu():
             need = measure_need(
                 options, context, need, device, group, lambda pages: make_step(pages, columns)
             )
-        pages = fit_pages_on_ranks(options, context, need, device, group)
-        scheduling = scheduler_config(options, pages, context, end_token_ids)
+        if image_memory is not None:
+            need = image_memory.add_to(need, options)
+        pages = fit_pages_on_ranks(options, context, need, device, group, encoder_bytes.total())
+        scheduling = scheduler_config(
+            options, pages, context, end_token_ids, images.capacity if images else 0
+        )
         step = make_step(pages, scheduling.columns)
     step.state.logits_params.masks = make_masks(config, end_token_ids, upload)
     with phases("graphs") if device.type == "cuda" else nullcontext():
@@ -210,6 +210,8 @@ def build_model(
             device, lambda: make_runner(options, step, device, delay, progress)
         )
     with phases("warmup"):
+        if images is not None:
+            warm_up_images(runner, images.rules, has_sections=config.rope.has_sections)
         warm_up(runner, config)
         if group:
             group.barrier("warm")
@@ -230,6 +232,7 @@ def build_model(
         info=info,
         group=group,
         expert_load=model.expert_load if isinstance(model, DecoderModel) else None,
+        images=images,
     )
 
 
@@ -317,7 +320,8 @@ def load_engine(
         runner = profiled = ProfilingRunner(runner, Path(options.profile), options.profile_steps, device)
     services = grammars[0] if grammars else None
     load = ExpertLoadReader(loaded.expert_load) if loaded.expert_load is not None else None
-    return Engine(loaded.info, Scheduler(loaded.scheduling), runner, services, profiled, load)
+    images = ImageServices(loaded.images.rules, ImageDecoder()) if loaded.images else None
+    return Engine(loaded.info, Scheduler(loaded.scheduling), runner, services, profiled, load, images)
 
 
 def load_follower(

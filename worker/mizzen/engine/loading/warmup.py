@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mizzen.attention.base import DevicePlannedDecode, DevicePlannedSequences
+from mizzen.core.images.types import DIGEST_BYTES, ChunkImage, ImageEncoding
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.core.step_plan import PageWrites, PrefillChunk, Runner, SlotOptions, SlotStart, StepPlan, no_ints
 from mizzen.engine.config import EngineOptions
@@ -22,11 +23,15 @@ from mizzen.engine.execution.prefill_graphs import PrefillGraphs, max_profitable
 from mizzen.engine.execution.runner import CpuRunner, CudaRunner, StepDelay
 from mizzen.engine.execution.step import StepExecutor
 from mizzen.engine.loading.host import cpu_count
+from mizzen.images.types import ImageRules
 from mizzen.models.block import QKNorm
 from mizzen.models.config import ModelConfig
 from mizzen.weights.load import ProgressCallback
 
 log = logging.getLogger(__name__)
+
+WARM_UP_EDGE = 224
+"""Width and height in pixels of the image that is encoded to warm up."""
 
 
 def make_runner(
@@ -152,3 +157,53 @@ def warm_up(runner: Runner, config: ModelConfig) -> None:
         runner.launch(StepPlan(step=step, decode=decode, decode_version=step, pages=PageWrites()))
         runner.collect()
         runner.collect()
+
+
+def warm_up_images(runner: Runner, rules: ImageRules, *, has_sections: bool) -> None:
+    """Encode a small image and run a prompt with its first embedding, so that the first image does not wait.
+
+    The steps use page 0 and slot 0, which no request holds yet. A step that decodes then drops the image.
+
+    Args:
+        runner: The runner of this rank.
+        rules: The model's rules for images.
+        has_sections: Whether tokens have three rotary positions.
+    """
+    geometry = rules.geometry(WARM_UP_EDGE, WARM_UP_EDGE)
+    digest = bytes(DIGEST_BYTES)
+    encoding = ImageEncoding(
+        digest=digest,
+        grid=geometry.grid,
+        embeddings=geometry.embeddings,
+        pixels=np.zeros((geometry.tiles, geometry.height, geometry.width, 3), np.uint8),
+    )
+    chunk = PrefillChunk(
+        slot=0,
+        start=0,
+        tokens=np.full(1, -1, np.int32),
+        last=True,
+        images=(ChunkImage(digest=digest, first=0, offsets=np.zeros(1, np.int32)),),
+        rotary=np.zeros((3, 1), np.int32) if has_sections else None,
+    )
+    start = SlotStart(slot=0, length=0, sampling=SamplingParams(temperature=0), seed=0)
+    for plan in (
+        StepPlan(
+            step=-7,
+            decode=no_ints(),
+            decode_version=-7,
+            pages=PageWrites(),
+            starts=(start,),
+            prefill=(chunk,),
+            encodings=(encoding,),
+        ),
+        StepPlan(
+            step=-6,
+            decode=np.zeros(1, np.int32),
+            decode_version=-6,
+            pages=PageWrites(),
+            dropped_images=(digest,),
+        ),
+    ):
+        runner.launch(plan)
+    runner.collect()
+    runner.collect()
