@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from PIL import Image
+from PIL import Image, ImageOps
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
@@ -54,7 +54,7 @@ def qwen(twin: str) -> VisionFamily:
 
 
 SQUARE = {"size": {"shortest_edge": 24}, "crop_size": {"height": 24, "width": 24}}
-PIXTRAL_SETTINGS = {"size": {"longest_edge": 64}, "patch_size": {"height": 4, "width": 4}}
+PIXTRAL_SETTINGS = {"size": {"longest_edge": 28}, "patch_size": {"height": 4, "width": 4}}
 FAMILIES: dict[str, VisionFamily] = {
     "qwen2-vl": qwen("qwen2-vl"),
     "qwen2.5-vl": qwen("qwen2.5-vl"),
@@ -91,7 +91,7 @@ FAMILIES: dict[str, VisionFamily] = {
     "mistral3": VisionFamily(
         "mistral3",
         PixtralImageProcessorPil,
-        {**PIXTRAL_SETTINGS, "patch_size": {"height": 8, "width": 8}},
+        {"size": {"longest_edge": 64}, "patch_size": {"height": 8, "width": 8}},
         {"image_token_index": IMAGE, "spatial_merge_size": 2},
         {"[IMG]": IMAGE, "[IMG_BREAK]": BREAK, "[IMG_END]": END},
     ),
@@ -146,7 +146,7 @@ def generate(
     model: Any, family: VisionFamily, ids: Int32, files: list[bytes], tokens: int
 ) -> tuple[list[int], torch.Tensor]:
     """Return the greedy answer of Transformers to expanded token ids, and the logits of its tokens."""
-    opened = [transformers.image_utils.load_image(Image.open(io.BytesIO(file))) for file in files]
+    opened = [ImageOps.exif_transpose(Image.open(io.BytesIO(file))) for file in files]
     inputs: dict[str, Any] = dict(family.processor(**family.settings)(opened, return_tensors="pt"))
     prompt = torch.from_numpy(ids.astype(np.int64))[None]
     if family.twin.startswith("qwen"):
