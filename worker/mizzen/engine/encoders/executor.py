@@ -58,6 +58,9 @@ class EncoderExecutor:
         vectors = compute_vectors(pooled, slots, options, self.finish, self.upload)
         return StepResult(tokens, DeviceSideOutputs(vectors=vectors))
 
+    def update_images(self, plan: StepPlan) -> None:
+        """Do nothing: encoders of text take no images."""
+
     def finish(self, vectors: torch.Tensor, classify: bool) -> torch.Tensor:
         """Return the logits or embeddings [n, size] of pooled hidden states, float32 [n, hidden]."""
         head = self.model.head
