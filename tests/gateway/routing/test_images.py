@@ -4,12 +4,18 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
+import json
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
+from PIL import Image
 
 from mizzen.core.images.keys import image_token
 from mizzen.core.kv.block_hashes import BLOCK_TOKENS, block_hashes
@@ -23,6 +29,8 @@ from mizzen.gateway.requests.images import PromptImageBytes
 from mizzen.gateway.requests.routed_request import RoutedRequest
 from mizzen.gateway.text.model import TextModel
 from mizzen.images.types import PixelLimits
+from mizzen.server.simulate import SimulatedEngine
+from mizzen.server.simulate_config import SimulateConfig
 from mizzen.wire.messages import IMAGE_PART_BYTES, OLDEST_PROTOCOL
 
 PLACEHOLDER = 7
@@ -181,3 +189,56 @@ async def test_warm_up_knows_only_the_text_before_the_first_image(live: Any, scr
     (store,) = warmer._stores.values()
     (prefix,) = store.find_hottest(4096)
     assert prefix.tokens.tolist() == list(range(3 * BLOCK_TOKENS))
+
+
+def picture_url() -> str:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (224, 224, 3), np.uint8)
+    Image.fromarray(pixels).save(file, "png")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+@pytest.fixture
+def vision_folder(model_folder: Path) -> Path:
+    """Folder of a model with the rules of Qwen2-VL for images."""
+    inner = tokenizers.Tokenizer.from_file(str(model_folder / "tokenizer.json"))
+    inner.add_special_tokens(["<|image_pad|>"])
+    (model_folder / "tokenizer.json").write_text(inner.to_str())
+    template = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.content is string %}"
+        "{{ message.content }}{% else %}{% for part in message.content %}{% if part.type == 'image' %}"
+        "<|image_pad|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    )
+    (model_folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    config = {
+        "model_type": "qwen2_vl",
+        "vocab_size": inner.get_vocab_size(),
+        "max_position_embeddings": 2048,
+        "image_token_id": inner.token_to_id("<|image_pad|>"),
+        "vision_config": {"patch_size": 14, "spatial_merge_size": 2},
+    }
+    (model_folder / "config.json").write_text(json.dumps(config))
+    return model_folder
+
+
+async def test_second_turn_of_a_chat_sends_no_image(live: Any, vision_folder: Path) -> None:
+    simulation = SimulateConfig(
+        model=str(vision_folder), wire_bind="tcp://127.0.0.1:*", step_milliseconds=1.0, image_capacity=300
+    )
+    with SimulatedEngine(simulation) as engine:
+        gateway = await live(engine)
+        content = [
+            {"type": "text", "text": "What is this?" * 8},
+            {"type": "image_url", "image_url": {"url": picture_url()}},
+        ]
+        messages: list[Any] = [{"role": "user", "content": content}]
+        client = gateway.client()
+        first = await client.chat.completions.create(model="demo", messages=messages, max_tokens=4)
+        assert first.usage.prompt_tokens > 64
+        messages += [
+            {"role": "assistant", "content": first.choices[0].message.content},
+            {"role": "user", "content": "And its color?"},
+        ]
+        second = await client.chat.completions.create(model="demo", messages=messages, max_tokens=4)
+        assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens - 32
+        assert metric(gateway, "images_sent_total") == 1
