@@ -22,10 +22,10 @@ def mizzen(*arguments: str) -> list[str]:
 
 
 class Served:
-    """A running `mizzen serve` with the demo model on the CPU."""
+    """A running `mizzen serve` with a model on the CPU."""
 
-    def __init__(self, *options: str) -> None:
-        command = mizzen("serve", str(MODEL), "--device=cpu", "--threads=1", "--port=0", *options)
+    def __init__(self, *options: str, model: Path = MODEL) -> None:
+        command = mizzen("serve", str(model), "--device=cpu", "--threads=1", "--port=0", *options)
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
         )

@@ -72,7 +72,7 @@ class PendingImages:
         self._decoder.submit(file.digest, file.content, self._rules, file.size, file.limits, tenant=tenant)
 
     def drain(self) -> tuple[list[ProvideImage], list[int]]:
-        """Return images that were decoded since the last call, and the requests to abort because one failed."""
+        """Return images decoded since the last call, and the requests to abort, as their image failed."""
         provided: list[ProvideImage] = []
         aborts: list[int] = []
         for image in self._decoder.drain() if self._waiting else ():

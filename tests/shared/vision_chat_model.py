@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tiny random model like Qwen2.5-VL with a tokenizer and a chat template, as a complete folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import tokenizers
+import torch
+import transformers
+from tokenizers import decoders, models, pre_tokenizers
+
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+)
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}"
+    "{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' or 'image_url' in part %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def save_vision_chat_model(folder: Path) -> None:
+    """Save the model to a folder; its answers are random, but depend on text and images."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(vocab={character: index for index, character in enumerate(alphabet)}, merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    ids = {token: tokenizer.token_to_id(token) for token in SPECIAL}
+    text = {
+        "vocab_size": len(alphabet) + len(SPECIAL) + 2,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "eos_token_id": ids["<|im_end|>"],
+        "bos_token_id": ids["<|endoftext|>"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+    }
+    tower = {
+        "depth": 2,
+        "hidden_size": 48,
+        "intermediate_size": 40,
+        "num_heads": 3,
+        "patch_size": 4,
+        "out_hidden_size": 32,
+        "window_size": 24,
+        "fullatt_block_indexes": [1],
+    }
+    config = transformers.Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=tower,
+        image_token_id=ids["<|image_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        video_token_id=len(alphabet) + len(SPECIAL),
+    )
+    torch.manual_seed(0)
+    model = transformers.Qwen2_5_VLForConditionalGeneration(config).float().eval()
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            weights.normal_(1.0 if "norm" in name else 0.0, 0.25)
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": TEMPLATE, "eos_token": "<|im_end|>"})
+    )
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps(
+            {
+                "image_processor_type": "Qwen2VLImageProcessor",
+                "patch_size": 4,
+                "merge_size": 2,
+                "size": {"shortest_edge": 64, "longest_edge": 4096},
+            }
+        )
+    )
