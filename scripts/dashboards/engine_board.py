@@ -196,6 +196,34 @@ GRAMMARS = Row(
         ),
     ),
 )  # fmt: skip
+IMAGES = Row(
+    "Images",
+    (
+        Panel(
+            "Images",
+            "Images per second that were requested from gateways, because they were in no cache; that arrived, "
+            "were decoded, and were rejected, by reason.",
+            "ops",
+            (
+                Query(grown("images_requested_total", ""), "requested"),
+                Query(grown("images_received_total", ""), "received"),
+                Query(grown("images_decoded_total", ""), "decoded"),
+                Query(grown("images_rejected_total", "reason"), "rejected: {{reason}}"),
+            ),
+        ),
+        Panel(
+            "Image decode time",
+            "Mean time to decode and resize an image.",
+            "s",
+            (
+                Query(
+                    f"{grown('image_decode_seconds_total', '')} / {grown('images_decoded_total', '')}", "mean"
+                ),
+            ),
+            yellow=1, red=5,
+        ),
+    ),
+)  # fmt: skip
 LIFE = Row(
     "Lifecycle and faults",
     (
@@ -294,6 +322,6 @@ ENGINE = Dashboard(
         Variable("service", "mizzen_engine_state", "Service"),
         Variable("pod", "mizzen_engine_state", "Engine"),
     ),
-    (BATCH, SPEED, CACHE, GRAMMARS, LIFE, GPUS),
+    (BATCH, SPEED, CACHE, GRAMMARS, IMAGES, LIFE, GPUS),
     'namespace=~"$namespace",service=~"$service"',
 )

@@ -67,6 +67,13 @@ TRAFFIC = Row(
             "Requests per second answered with 401, 403, 413, 429, 503 or 529, by error code.",
             "reqps", (Query(grown("refused_requests_total", "cause"), "{{cause}}"),),
         ),
+        Panel(
+            "Images",
+            "Images per second whose files engines requested, and that were sent to engines. Images in an "
+            "engine's cache are not requested.",
+            "ops",
+            (Query(grown("images_requested_total"), "requested"), Query(grown("images_sent_total"), "sent")),
+        ),
     ),
 )  # fmt: skip
 KEYS = Row(

@@ -262,7 +262,7 @@ def _panel(panel: Panel, number: int, place: Json) -> Json:
         "datasource": DATASOURCE,
         "gridPos": place,
         "fieldConfig": {"defaults": defaults, "overrides": []},
-        "options": _options(panel),
+        **({"options": _options(panel)} if panel.kind != "timeseries" else {}),
         "targets": [_target(panel, index, query) for index, query in enumerate(panel.queries)],
         **({"transformations": _columns()} if panel.kind == "table" else {}),
     }

@@ -42,7 +42,7 @@ type Of<Kind extends string, Options, Custom = object> = Omit<
   type: Kind;
   title: string;
   description: string;
-  options: Partial<Plain<Options>>;
+  options?: Partial<Plain<Options>>; // the defaults if absent, as in Panel
   fieldConfig: Plain<Omit<FieldConfigSource, 'defaults'>> & {
     defaults: Plain<Omit<FieldConfigSource['defaults'], 'custom' | 'thresholds' | 'unit'>> & {
       unit: string;
