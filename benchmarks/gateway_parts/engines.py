@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from mizzen.core.outputs import Load, StepOutput
 from mizzen.core.request import Finished, FinishReason, Request
+from mizzen.images.types import ImageRules
+from mizzen.server.image_model import RulesImageModel
 from mizzen.wire.limits import WireLimits
 from mizzen.wire.messages import PROTOCOL, Welcome
 from mizzen.wire.server.engine_server import WireServer
@@ -52,6 +54,8 @@ class Script:
     vocab_size: int
     step_seconds: float
     max_running: int = 1024
+    image_rules: ImageRules | None = None
+    """Rules for images that the engines accept, but do not request; None if they accept none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +91,13 @@ class FakeEngine:
         welcome = Welcome(
             PROTOCOL, name, name, "r", "bench", "bench", {key: len(value) for key, value in files.items()},
             200_000, script.vocab_size, (), 16, script.max_running, False,
+            images=script.image_rules is not None,
         )  # fmt: skip
         limits = WireLimits(send_frames=100_000)
-        self._server = WireServer("tcp://127.0.0.1:*", None, welcome, files, max_waiting=4096, limits=limits)
+        images = None if script.image_rules is None else RulesImageModel(script.image_rules)
+        self._server = WireServer(
+            "tcp://127.0.0.1:*", None, welcome, files, max_waiting=4096, limits=limits, images=images
+        )
         self.endpoint = self._server.endpoint
         self._runs: list[Run] = []
         self._rids = self._places = self._offsets = np.empty(0, np.int64)

@@ -77,7 +77,7 @@ def mutate_file(choose: random.Random, content: bytes) -> bytes:
 
 
 def mutate(choose: random.Random, value: Any, depth: int = 0) -> Any:
-    """Return a JSON value of which some parts are replaced, removed or repeated."""
+    """Return a JSON value with some parts replaced, removed or repeated."""
     if choose.random() < 0.04:
         return choose.choice(VALUES)
     if isinstance(value, dict):

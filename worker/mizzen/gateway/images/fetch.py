@@ -135,7 +135,7 @@ class ImageFetcher:
                 del self._fetches[tenant]
 
     async def _find_addresses(self, host: str) -> list[str]:
-        """Return the addresses of an allowed host, all of which are allowed.
+        """Return the addresses of an allowed host after checking each of them.
 
         Raises:
             FetchFailed: the host or one of its addresses is not allowed.

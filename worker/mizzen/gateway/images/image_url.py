@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse the https URLs of images, and match their hosts with those that are allowed.
+"""Parse the https URLs of images, and match their hosts with the allowed ones.
 
 A URL is parsed once, by a grammar that is narrower than RFC 3986: what other parsers may read differently
 (user names, backslashes, control characters, other ports, numbers as hosts, names outside of ASCII) is
