@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from mizzen.engine.images.decoder import ImageDecoder
+from mizzen.engine.images.pool import DecodePool
 from mizzen.engine.images.tasks import DecodedImage, DecodeFailure
 from mizzen.images.decode import decode_image
 
@@ -217,7 +218,6 @@ def test_a_decoder_that_does_not_start_fails_images_as_temporary(
     decoder = make_decoder(retry_seconds=0.05)
     result = decode(decoder, kit.ProbeRules())
     assert (result.failure, result.temporary) == (DecodeFailure.UNAVAILABLE, True)
-    monkeypatch.undo()
 
 
 def test_the_hook_is_called_when_there_is_a_result(make_decoder: MakeDecoder) -> None:
@@ -251,3 +251,18 @@ def test_the_process_neither_imports_torch_nor_inherits_secrets(
     assert "_imaging" in maps and "torch" not in maps
     targets = [os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
     assert sorted(target.split(":")[0] for target in targets) == ["/dev/null"] * 3 + ["socket"]
+
+
+def test_a_failed_thread_fails_its_images_and_is_replaced(
+    make_decoder: MakeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = make_decoder()
+    assert decode(decoder, kit.ProbeRules()).pixels is not None
+    (process,) = decoder.process_ids
+    with monkeypatch.context() as patch:
+        patch.setattr(DecodePool, "_assign", lambda _: 1 // 0)
+        result = decode(decoder, kit.ProbeRules())
+    assert (result.failure, result.temporary) == (DecodeFailure.UNAVAILABLE, True)
+    assert not psutil.pid_exists(process)
+    decoder.submit(b"next", SMALL, kit.ProbeRules(), SIZE)
+    assert [found.pixels is not None for found in results(decoder, 1)] == [True]

@@ -15,7 +15,7 @@ from threading import Lock
 from mizzen.engine.grammar.compile_queue import CompileQueue
 from mizzen.engine.images.messages import MESSAGE_BYTES, DecodeJob
 from mizzen.engine.images.options import DecoderOptions
-from mizzen.engine.images.pool import WAITED_TOO_LONG, DecodePool
+from mizzen.engine.images.pool import UNAVAILABLE, WAITED_TOO_LONG, DecodePool
 from mizzen.engine.images.tasks import DecodedImage, DecodeFailure, DecodeTask, ImageCounts
 from mizzen.images.types import ImageRules, InvalidImage, PixelLimits
 
@@ -90,14 +90,15 @@ class ImageDecoder:
             self._reject(key, "the image cannot be decoded now, as too many images wait: try again later")
             return
         task = DecodeTask(key, content, self._pickle(rules), job, tenant, time.monotonic())
+        pool = self._running_pool()
         with self._lock:
             self._tasks[key] = task
             self._unfinished += 1
             self._waiting_bytes += len(content)
             self._queue.add_waiter(tenant, task)
-        if self._pool is None:
-            self._pool = DecodePool(self, self._options)
-        self._pool.wake()
+        pool.wake()
+        if pool.ended:  # perhaps before the image was added
+            self.fail_all(UNAVAILABLE, DecodeFailure.UNAVAILABLE)
 
     def drain(self) -> list[DecodedImage]:
         """Return the images that were finished since the last call."""
@@ -146,6 +147,14 @@ class ImageDecoder:
     def process_ids(self) -> list[int]:
         """Ids of the running processes."""
         return self._pool.process_ids if self._pool is not None else []
+
+    def _running_pool(self) -> DecodePool:
+        if self._pool is not None and self._pool.ended:
+            self._pool.close()
+            self._pool = None
+        if self._pool is None:
+            self._pool = DecodePool(self, self._options)
+        return self._pool
 
     def _has_room(self, size: int) -> bool:
         options = self._options
@@ -209,6 +218,18 @@ class ImageDecoder:
         """Fail all waiting images."""
         while (task := self.pop_next()) is not None:
             self.finish(task, task.failed(error, failure))
+
+    def fail_all(self, error: str, failure: DecodeFailure) -> None:
+        """Fail all images that are not finished."""
+        with self._lock:
+            for task in self._queue.items():
+                self._queue.remove(task)
+            tasks, self._tasks = self._tasks, {}
+            for key in tasks:
+                self._add_result(DecodedImage(key, None, error, failure))
+            self._unfinished = self._waiting_bytes = 0
+        if tasks and not self._closed:
+            self._notify()
 
     def finish(self, task: DecodeTask, result: DecodedImage, seconds: float = 0.0) -> None:
         """Store the result of an image on which a process spent `seconds`."""

@@ -25,6 +25,9 @@ MAX_FAILED_STARTS = 2
 WAITED_TOO_LONG = "the image waited too long, because many images are being decoded: try again later"
 """Error of an image for which no process became free in time."""
 
+UNAVAILABLE = "the image cannot be decoded now, because the decoder does not start: try again later"
+"""Error of images that wait while no process can be started."""
+
 
 class TaskQueue(Protocol):
     """Waiting images, which the pool takes, and their results."""
@@ -39,6 +42,10 @@ class TaskQueue(Protocol):
 
     def fail_waiting(self, error: str, failure: DecodeFailure) -> None:
         """Fail all waiting images."""
+        ...
+
+    def fail_all(self, error: str, failure: DecodeFailure) -> None:
+        """Fail all images that are not finished."""
         ...
 
     def finish(self, task: DecodeTask, result: DecodedImage, seconds: float = 0.0) -> None:
@@ -69,6 +76,7 @@ class DecodePool:
         self._no_start_before = 0.0
         self._idle_since = time.monotonic()
         self._closed = False
+        self._ended = False
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
         self._wake_sender.setblocking(False)
@@ -81,8 +89,8 @@ class DecodePool:
         """Let the thread look at the queue."""
         try:
             self._wake_sender.send(b"w")
-        except BlockingIOError:
-            pass  # enough bytes are waiting to wake it
+        except (BlockingIOError, BrokenPipeError):
+            pass  # enough bytes are waiting to wake it, or it has ended
 
     def close(self) -> None:
         """Kill the processes, and end the thread."""
@@ -90,6 +98,11 @@ class DecodePool:
         self.wake()
         self._thread.join()
         self._wake_sender.close()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the thread has ended, and all its images have failed."""
+        return self._ended
 
     @property
     def process_ids(self) -> list[int]:
@@ -106,9 +119,13 @@ class DecodePool:
                 self._stop_idle(now)
                 for key, _ in self._selector.select(self._timeout()):
                     self._handle_event(key.data)
+        except Exception:
+            log.exception("the thread that decodes images failed; the next image starts another one")
         finally:
             for process in list(self._processes):
                 self._remove(process)
+            self._ended = True  # an image that is submitted from now on fails in `ImageDecoder.submit`
+            self._queue.fail_all(UNAVAILABLE, DecodeFailure.UNAVAILABLE)
             self._selector.close()
             self._wake_receiver.close()
 
@@ -135,6 +152,8 @@ class DecodePool:
                 self._handle_reply(process)
         except ProcessEnded as error:
             self._replace(process, str(error))
+        except OSError as error:  # the pixels cannot be mapped
+            self._replace(process, f"cannot return pixels: {error.strerror}")
 
     def _handle_ready(self, process: DecodeProcess) -> None:
         ready = process.receive_ready()
@@ -185,11 +204,10 @@ class DecodePool:
         self._no_start_before = time.monotonic() + self._options.retry_seconds
         log.warning("a process that decodes images did not start: %s", reason)
         if self._failed_starts >= MAX_FAILED_STARTS:
-            error = "the image cannot be decoded now, because the decoder does not start: try again later"
             task, self._next_task = self._next_task, None
             if task is not None:
-                self._queue.finish(task, task.failed(error, DecodeFailure.UNAVAILABLE))
-            self._queue.fail_waiting(error, DecodeFailure.UNAVAILABLE)
+                self._queue.finish(task, task.failed(UNAVAILABLE, DecodeFailure.UNAVAILABLE))
+            self._queue.fail_waiting(UNAVAILABLE, DecodeFailure.UNAVAILABLE)
 
     def _assign(self) -> None:
         """Hand waiting images to idle processes; start processes if there are too few."""
