@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.events import AbortRequest, AddRequest, Event, ProvideImage
+from mizzen.core.images.planner import PIXELS_AHEAD
 from mizzen.core.images.types import PromptImage
 from mizzen.core.kv.integrity import find_integrity_faults
 from mizzen.core.request import Finished, FinishReason, Request
@@ -217,6 +218,26 @@ def test_if_the_request_that_requested_is_aborted_another_requests_it() -> None:
     assert device.finished[2].reason is FinishReason.LENGTH
 
 
+def test_pixels_of_waiting_requests_are_bounded() -> None:
+    """Requests wait in turn for their pixels, and each gets them."""
+    device = Device(config(image_capacity=12, max_running_requests=2, prefix_cache="none"))
+    for rid in range(20):
+        device.add(image_request(rid, [1, (f"image {rid}", 10), 3]))
+    device.launch()
+    assert len(device.requested) == PIXELS_AHEAD * 12 // 10
+    device.run()
+    assert {end.reason for end in device.finished.values()} == {FinishReason.LENGTH}
+    assert len(device.finished) == 20
+    assert device.scheduler.images._ahead == 0
+
+
+def test_a_request_with_more_images_than_may_be_requested_in_advance_is_computed() -> None:
+    device = Device(config(image_capacity=12, prefix_cache="none"))
+    device.add(image_request(1, [1, *((f"image {index}", 10) for index in range(9)), 3]))
+    device.run()
+    assert device.finished[1].reason is FinishReason.LENGTH
+
+
 @pytest.mark.parametrize(
     ("capacity", "message"),
     [(0, "images: the model reads text only"), (9, "images: an image has 10 embeddings; the engine keeps 9")],
@@ -282,4 +303,6 @@ def test_random_requests_with_images_all_end(
     assert set(device.finished) == set(device.requests)
     assert not device.scheduler.images._pixels
     assert not device.scheduler.images._users
+    assert not device.scheduler.images._sizes
+    assert device.scheduler.images._ahead == 0
     assert not device.scheduler.images.store._holders

@@ -4,12 +4,13 @@
 A prompt's image needs nothing if its KV comes from the prefix cache. Otherwise its embeddings must be in the
 store when a chunk contains its tokens; if they are not, the chunk's step encodes the image, for which the
 scheduler needs its pixels. Pixels are dropped once the image is encoded. If its embeddings are dropped before
-a request has used all of them, the scheduler requests the pixels again.
+a request has used all of them, the scheduler requests the pixels again. Waiting requests get their pixels in
+advance, up to a bound for all of them together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -18,6 +19,10 @@ from mizzen.core.images.store import EmbeddingStore
 from mizzen.core.images.types import ChunkImage, ImageEncoding, MissingImages, Pixels, PromptImage
 from mizzen.core.sequence import SequenceState
 
+PIXELS_AHEAD = 4
+"""Bound of the pixels for waiting requests, requested or received: those of this many full stores."""
+MAX_IMAGES_AHEAD = 128
+"""Maximum number of these images, unless a single request has more."""
 MIN_CHUNK_TOKENS = 64
 """Minimum number of prompt tokens that may follow the encoding of an image in the same step."""
 
@@ -42,6 +47,10 @@ class ImagePlanner:
         self._pixels: dict[bytes, Pixels] = {}
         self._users: dict[bytes, set[int]] = {}
         """Live requests with an image, by digest."""
+        self._ahead = 0
+        """Number of embeddings of all images in `_pixels` and `_requested`."""
+        self._sizes: dict[bytes, int] = {}
+        """Number of embeddings of the images in `_pixels` and `_requested`, by digest."""
         self._requested: dict[bytes, int] = {}
         """Request by which the pixels of an image were requested, by digest, until they are provided."""
         self._missing: list[MissingImages] = []
@@ -79,9 +88,11 @@ class ImagePlanner:
             users.discard(sequence.rid)
             if self._requested.get(digest) == sequence.rid:
                 del self._requested[digest]
+                self._forget_size(digest)
             if not users:
                 del self._users[digest]
-                self._pixels.pop(digest, None)
+                if self._pixels.pop(digest, None) is not None:
+                    self._forget_size(digest)
 
     def release(self, sequence: SequenceState) -> None:
         """Release the embeddings that a request holds, because it leaves its slot."""
@@ -90,9 +101,11 @@ class ImagePlanner:
 
     def provide(self, digest: bytes, pixels: Pixels) -> None:
         """Keep the pixels of an image for the requests that need it; ignore pixels that no request needs."""
-        self._requested.pop(digest, None)
-        if digest in self._users:
+        requested = self._requested.pop(digest, None) is not None
+        if digest in self._users and requested:
             self._pixels[digest] = pixels
+        elif requested:
+            self._forget_size(digest)
 
     def drain_missing(self) -> tuple[MissingImages, ...]:
         """Return the images whose pixels were found missing since the last call."""
@@ -102,17 +115,34 @@ class ImagePlanner:
     def request_missing(self, sequence: SequenceState, computed: int) -> bool:
         """Request the pixels that a request needs after its first `computed` tokens.
 
-        Returns whether all are available.
+        If a waiting request needs more than may be requested in advance, nothing is requested yet. Returns
+        whether all pixels are available.
         """
-        needed = dict.fromkeys(
-            image.digest for image in sequence.request.images if image.positions[-1] >= computed
-        )
+        needed = {
+            image.digest: len(image.positions)
+            for image in sequence.request.images
+            if image.positions[-1] >= computed
+        }
         lacking = [one for one in needed if one not in self.store and one not in self._pixels]
         new = tuple(digest for digest in lacking if digest not in self._requested)
-        if new:
-            self._requested.update(dict.fromkeys(new, sequence.rid))
+        if new and (sequence.slot >= 0 or self._has_room({digest: needed[digest] for digest in new})):
+            for digest in new:
+                self._requested[digest] = sequence.rid
+                self._sizes[digest] = needed[digest]
+                self._ahead += needed[digest]
             self._missing.append(MissingImages(sequence.rid, new))
         return not lacking
+
+    def _has_room(self, new: Mapping[bytes, int]) -> bool:
+        """Return whether images (embeddings by digest) of a waiting request may be requested now."""
+        if not self._sizes:
+            return True
+        if len(self._sizes) + len(new) > MAX_IMAGES_AHEAD:
+            return False
+        return self._ahead + sum(new.values()) <= PIXELS_AHEAD * self.store.capacity
+
+    def _forget_size(self, digest: bytes) -> None:
+        self._ahead -= self._sizes.pop(digest)
 
     def can_begin(
         self, step: StepImages, sequence: SequenceState, start: int, budget: int, *, first: bool
@@ -189,6 +219,7 @@ class ImagePlanner:
         if pixels is None:
             self.request_missing(sequence, int(image.positions[0]))
             return False
+        self._forget_size(image.digest)
         for victim in victims:
             self.store.drop(victim)
             step.dropped.append(victim)

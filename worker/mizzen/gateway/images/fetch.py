@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 import h11
 
 from mizzen.gateway.images.addresses import AddressPolicy
-from mizzen.gateway.images.image_url import AllowedHosts, ImageUrl, is_address, parse_image_url
+from mizzen.gateway.images.image_url import AllowedHosts, ParsedImageUrl, is_address, parse_image_url
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class ImageFetcher:
         return addresses
 
     async def _download(
-        self, url: ImageUrl, address: str, limit: int, received: Callable[[int], None]
+        self, url: ParsedImageUrl, address: str, limit: int, received: Callable[[int], None]
     ) -> bytes:
         reader, writer = await asyncio.open_connection(
             address, HTTPS_PORT, ssl=self._tls, server_hostname=url.host, limit=READ_BYTES

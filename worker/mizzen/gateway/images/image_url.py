@@ -28,7 +28,7 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class ImageUrl:
+class ParsedImageUrl:
     """Parts of a URL."""
 
     host: str
@@ -37,7 +37,7 @@ class ImageUrl:
     """Path and query, as sent in the request line."""
 
 
-def parse_image_url(text: str) -> ImageUrl:
+def parse_image_url(text: str) -> ParsedImageUrl:
     """Return the parts of the URL of an image.
 
     Raises:
@@ -48,7 +48,7 @@ def parse_image_url(text: str) -> ImageUrl:
         raise ValueError("the URL has a form that is not accepted")
     host = check_host(match["host"].lower())
     target = match["target"]
-    return ImageUrl(host, target if target.startswith("/") else f"/{target}")
+    return ParsedImageUrl(host, target if target.startswith("/") else f"/{target}")
 
 
 def check_host(host: str) -> str:
