@@ -16,14 +16,19 @@ from image_prompts import read_rules, save_image_twin
 from vision_twins import save_vision_twin
 
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.loading import image_setup
-from mizzen.engine.loading.image_setup import ImageMemory, find_largest_image, read_served_images
+from mizzen.engine.loading.image_setup import ImageMemory
 from mizzen.engine.loading.memory_need import MemoryNeed
+from mizzen.engine.loading.served_images import (
+    ServedImages,
+    estimate_encoding_bytes,
+    find_largest_image,
+    read_served_images,
+)
 from mizzen.images.types import ImageGeometry, InvalidImage
 from mizzen.models.registry import read_config
 
 
-def served(folder: Path, context: int = 200, **options: Any) -> image_setup.ServedImages | None:
+def served(folder: Path, context: int = 200, **options: Any) -> ServedImages | None:
     config = read_config(folder)
     return read_served_images(EngineOptions(model=str(folder), **options), config, context)
 
@@ -104,7 +109,7 @@ def test_memory_of_images_is_added_to_that_of_a_step(kit: SimpleNamespace, tmp_p
     memory = ImageMemory(options, images, model, None)
     need = memory.add_to(MemoryNeed(token_bytes=1, step_bytes=1000), options)
     rows = 4 * images.width * (images.capacity + 8)
-    encoding = image_setup.estimate_encoding_bytes(images.vision, images.largest, 4)
+    encoding = estimate_encoding_bytes(images.vision, images.largest, 4)
     assert need.step_bytes == 1000 + rows + encoding
     group: Any = SimpleNamespace(rank=1, collectives=SimpleNamespace(rank=1))
     follower = ImageMemory(options, images, model, group)
@@ -125,4 +130,4 @@ def test_the_estimate_covers_the_activations_of_an_encoding(tmp_path: Path) -> N
     residual_and_qkv = patches * 5 * vision.hidden_size * 4
     rotated = patches * 2 * vision.hidden_size * 4
     pixels = 64 * 64 * 3 * 4
-    assert image_setup.estimate_encoding_bytes(vision, image, 4) >= residual_and_qkv + rotated + pixels
+    assert estimate_encoding_bytes(vision, image, 4) >= residual_and_qkv + rotated + pixels

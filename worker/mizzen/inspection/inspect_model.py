@@ -11,10 +11,12 @@ import msgspec
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.loading.validate import check_model, resolve_precision
 from mizzen.inspection.code_check import can_check_code, check_code
+from mizzen.inspection.image_support import ImageSupport, describe_images, find_served_images
 from mizzen.inspection.memory import (
     MemoryFit,
     count_active,
     count_loaded,
+    element_bytes,
     estimate_need,
     fit_memory,
     measure_loaded,
@@ -70,6 +72,7 @@ class Inspection(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         served: whether the engine serves the model.
         reason: reason why the engine does not serve the model, and a remedy; empty if it does.
         text_only: whether only the text part of the model is served.
+        images: images that the engine accepts; None if it accepts none.
         generates: whether the model generates text.
         task: what the model computes: "generate", "embed" or "classify".
         labels: names of a classifier's labels, by index.
@@ -99,6 +102,7 @@ class Inspection(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     served: bool = False
     reason: str = ""
     text_only: bool = False
+    images: ImageSupport | None = None
     generates: bool = True
     task: str = "generate"
     labels: tuple[str, ...] = ()
@@ -175,6 +179,16 @@ def inspect_model(
     if problem:
         return msgspec.structs.replace(result, reason=problem)
     check_model(options, config)
+    try:
+        served = find_served_images(files, options, config)
+    except ValueError as error:
+        return msgspec.structs.replace(result, reason=str(error))
+    images = None
+    if served is None:
+        config = replace(config, vision=None)
+    else:
+        element = element_bytes(config, options)
+        images = describe_images(served, options, element, estimated=not files.preprocessor)
     if options.quantization != AS_STORED:
         config = replace(config, quantization=choose_quantization(options.quantization, config.quantization))
         result = msgspec.structs.replace(result, quantization=config.quantization.describe())
@@ -188,7 +202,8 @@ def inspect_model(
         implementation=config.implementation,
         estimated=config.implementation != "native" and not code,
         served=True,
-        text_only=config.text_tensors is not None,
+        text_only=config.text_tensors is not None and images is None,
+        images=images,
         generates=config.generates,
         task=str(config.task),
         labels=config.labels,
@@ -203,7 +218,15 @@ def inspect_model(
         tensor_sizes=sizes,
         gpu=gpu,
         memory_fits=tuple(
-            fit_memory(found, weights, group, memory, name=gpu, context=options.context_length)
+            fit_memory(
+                found,
+                weights,
+                group,
+                memory,
+                name=gpu,
+                context=options.context_length,
+                image_bytes=images.step_bytes if images else 0,
+            )
             for found, group in zip(shared, groups, strict=True)
             if gpu and isinstance(found, ModelConfig) and parameters
         ),

@@ -121,6 +121,7 @@ def fit_memory(
     *,
     name: str,
     context: int | None = None,
+    image_bytes: int = 0,
 ) -> MemoryFit:
     """Return the contexts that fit if `options.tensor` GPUs share a model.
 
@@ -131,13 +132,14 @@ def fit_memory(
         memory: Memory of one GPU in bytes.
         name: Name of this memory for the message, such as "80 GiB".
         context: Wanted number of prompt and output tokens of a request; the model's limit by default.
+        image_bytes: Memory for images besides the weights of their encoder.
     """
     if config.encoder is not None:
         return fit_encoder(config, weights, options, memory, name=name, context=context)
     ranks = options.tensor
     weight_bytes = measure_loaded(config, weights, options)
     need = estimate_need(config, options)
-    step = need.step_bytes + need.graph_bytes + RESERVED_BYTES
+    step = need.step_bytes + need.graph_bytes + RESERVED_BYTES + image_bytes
     available = int(memory * options.memory_fraction)
     page_bytes = options.page_size * need.token_bytes
     pages = max(0, available - weight_bytes - step) // page_bytes

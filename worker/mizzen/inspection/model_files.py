@@ -8,9 +8,11 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mizzen.models.config import ModelConfig
 from mizzen.models.hf_fields import ConfigError, Fields, parse_object
+from mizzen.models.registry import PREPROCESSOR_CONFIG
 from mizzen.quantization.reader import MODELOPT_FILE, add_modelopt_file, load_fields
 from mizzen.quantization.schemes import Unquantized
 from mizzen.quantization.stored_tensors import UNUSED, find_dtypes
@@ -75,12 +77,14 @@ class ModelFiles:
         fields: fields of config.json; None if there is no such file.
         weights: weights in safetensors files; None without such files.
         problem: reason why the files cannot be loaded, and a remedy; empty if there is no such reason.
+        preprocessor: fields of preprocessor_config.json; empty if there is no such file, or it is unknown.
     """
 
     name: str
     fields: Fields | None
     weights: WeightFiles | None = None
     problem: str = ""
+    preprocessor: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_config_file(path: Path) -> ModelFiles:
@@ -111,7 +115,10 @@ def read_folder(folder: Path) -> ModelFiles:
         weights = read_weight_files(folder)
     except WeightsError as error:
         return ModelFiles(name=str(folder), fields=fields, problem=str(error))
-    return ModelFiles(name=str(folder), fields=fields, weights=weights)
+    preprocessor: Mapping[str, Any] = {}
+    if PREPROCESSOR_CONFIG in names:
+        preprocessor = Fields.load(folder, PREPROCESSOR_CONFIG).values
+    return ModelFiles(name=str(folder), fields=fields, weights=weights, preprocessor=preprocessor)
 
 
 def read_weight_files(folder: Path) -> WeightFiles:

@@ -40,6 +40,7 @@ def _lines(result: Inspection) -> Iterator[str]:
     if result.implementation == "transformers":
         yield from _row("note", ESTIMATED if result.estimated else CHECKED)
     yield from _weight_rows(result)
+    yield from _row("images", _describe_images(result))
     yield from _row("layers", ", ".join(_describe_layers(layers) for layers in result.layers))
     if result.kv_bytes_per_token:
         yield from _row("KV cache", f"{result.kv_bytes_per_token / 1024:,.4g} KiB a token")
@@ -66,6 +67,20 @@ def _describe_task(result: Inspection) -> str:
             f"classification with {count} labels" if count > 1 else "classification or reranking, one label"
         )
     return "text generation" if result.task == "generate" else "embeddings"
+
+
+def _describe_images(result: Inspection) -> str:
+    images = result.images
+    if images is None:
+        return ""
+    source = ", by the defaults of its processor," if images.estimated else ""
+    tiles = f"{images.largest_tiles} tiles of " if images.largest_tiles > 1 else ""
+    size = f"{tiles}{images.largest_width:,} x {images.largest_height:,} pixels"
+    return (
+        f"encoder {images.tower} with {format_count(images.parameters)} parameters "
+        f"({_format_size(images.weight_bytes)}); the largest image{source} has {size} and replaces "
+        f"{images.largest_embeddings:,} tokens"
+    )
 
 
 def _weight_rows(result: Inspection) -> Iterator[str]:

@@ -7,6 +7,7 @@ from mizzen.layers.sharding import Axis, choose_expert_groups
 from mizzen.models.block import Activation, BlockConfig, NormPlacement, QKNorm
 from mizzen.models.config import ModelConfig
 from mizzen.models.encoders.parameters import count_encoder_parameters
+from mizzen.models.vision.parameters import count_vision_parameters
 
 NORMS_PER_LAYER = {
     NormPlacement.PRE: 2,
@@ -20,8 +21,9 @@ XIELU_PARAMETERS = 4
 def count_parameters(config: ModelConfig, ranks: int = 1, *, active: bool = False) -> int:
     """Return the number of parameters that rank 0 of `ranks` ranks holds; with one rank, all of the model.
 
-    The sizes of the model must be divisible as `check_shardable` requires. With `active`, only the experts of
-    one token are counted instead of all experts.
+    The sizes of the model must be divisible as `check_shardable` requires. Rank 0 holds the whole vision
+    encoder. With `active`, only the experts of one token are counted instead of all experts, and no vision
+    encoder.
     """
     if config.encoder is not None:
         return count_encoder_parameters(config, config.encoder)
@@ -37,7 +39,8 @@ def count_parameters(config: ModelConfig, ranks: int = 1, *, active: bool = Fals
     rows, _ = Axis(0, ranks).vocabulary_shard(config.vocab_size)
     tables = 1 if config.tie_embeddings else 2
     blocks = count_feed_forward(config, ranks, active=active)
-    return config.layers * layer + blocks + norm + tables * hidden * rows
+    vision = count_vision_parameters(config.vision) if config.vision is not None and not active else 0
+    return config.layers * layer + blocks + norm + tables * hidden * rows + vision
 
 
 def count_feed_forward(config: ModelConfig, ranks: int, *, active: bool) -> int:

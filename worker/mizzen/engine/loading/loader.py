@@ -40,7 +40,7 @@ from mizzen.engine.images.pending import ImageServices
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.loading.description import describe_engine
 from mizzen.engine.loading.host import cpu_count, measure_allocation
-from mizzen.engine.loading.image_setup import ImageMemory, ServedImages, read_served_images
+from mizzen.engine.loading.image_setup import ImageMemory
 from mizzen.engine.loading.memory_budget import memory_shortage
 from mizzen.engine.loading.memory_fit import fit_pages_on_ranks, measure_need
 from mizzen.engine.loading.memory_need import MemoryNeed
@@ -54,6 +54,7 @@ from mizzen.engine.loading.model_setup import (
 )
 from mizzen.engine.loading.phases import ReportPhase, StartupPhases
 from mizzen.engine.loading.resolve import check_options, resolve_kv_dtype, scheduler_config, uses_own_kernels
+from mizzen.engine.loading.served_images import ServedImages, read_served_images
 from mizzen.engine.loading.validate import make_trace_folder
 from mizzen.engine.loading.warmup import make_runner, warm_up, warm_up_images
 from mizzen.engine.sampling.logits_params import TokenMasks
