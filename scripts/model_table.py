@@ -25,6 +25,7 @@ from mizzen.models.encoders.families import ENCODER_FAMILIES
 from mizzen.models.features import list_features
 from mizzen.models.hf_fields import Fields
 from mizzen.models.model_families import FAMILIES, Family
+from mizzen.models.vision.families import VISION_READERS
 
 PAGE = "docs/models.md"
 MODELS_BEGIN = "<!-- scripts/model_table.py generates the table below -->"
@@ -170,8 +171,9 @@ def native_rows(inspected: list[Inspection], measured: list[Inspection]) -> Iter
     """Yield the cells of each family with a native implementation."""
     for family in FAMILIES:
         names = ", ".join(f"`{name}`" for name in family.readers)
-        if family.text_parts:
-            names += "; text part of " + ", ".join(f"`{name}`" for name in family.text_parts)
+        for what, served in (("with images", True), ("text part of", False)):
+            parts = [f"`{name}`" for name in family.text_parts if (name in VISION_READERS) is served]
+            names += f"; {what} {', '.join(parts)}" if parts else ""
         known = [model for model in inspected if model.family == family.name]
         shapes = [model for model in measured if model.family == family.name]
         yield (
