@@ -43,7 +43,11 @@ CACHE_CONFIG: dict[str, tuple[str, str]] = {
 
 LABELS: dict[str, tuple[str, str, str]] = {
     "model_name": ("1", "the served name", "name under which the engine serves the model"),
-    "reason": ("11", "5 reasons of requests, 11 reasons of engines", "why a request or the engine ended"),
+    "reason": (
+        "11",
+        "5 reasons of requests, 11 reasons of engines, 9 reasons of images",
+        "why a request or the engine ended, or an image was rejected",
+    ),
     "finished_reason": ("2", "`stop`, `length`", "how a successful request ended"),
     "version": ("1", "the running version", "version of the program"),
     "code": ("6", "refusal codes of the wire protocol", "why a request or frame was refused"),

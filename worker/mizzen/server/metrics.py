@@ -132,7 +132,7 @@ class EngineCollector:
         for layer in range(EXPERT_LAYERS):
             if ratio := snapshot[f"expert_load_{layer}"]:
                 busiest.add_metric((self._model, str(layer)), ratio)
-        yield from (finished, refused, phases, weights, busiest)
+        yield from (finished, refused, rejected, phases, weights, busiest)
 
     def _ratio_metrics(self, snapshot: Snapshot) -> Iterator[Family]:
         pages = snapshot["pages_total"]
