@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.events import AbortRequest, AddRequest, Event, ProvideImage
@@ -231,6 +232,49 @@ def test_pixels_of_waiting_requests_are_bounded() -> None:
     assert device.scheduler.images._ahead == 0
 
 
+def test_many_waiting_requests_with_images_and_text_all_end() -> None:
+    """The first waiting request never lacks pixels because later ones have them."""
+    device = Device(config(image_capacity=12, max_running_requests=2, prefix_cache="none"))
+    big = 500
+    device.add(image_request(big, [1, *((f"large {index}", 10) for index in range(6)), 3]))
+    for rid in range(200):
+        device.add(image_request(rid, [1, (f"image {rid}", 10), 3]))
+        device.launch()
+    device.add(image_request(501, [1, 2, 3]))
+    device.run(steps=5000)
+    assert set(device.finished) == set(device.requests)
+
+
+def test_no_request_is_retracted_for_one_that_waits_for_its_images() -> None:
+    device = Device(config(max_running_requests=2, policy="priority", prefix_cache="none"))
+    for rid in (1, 2):
+        device.add(image_request(rid, [1, 2, 3], max_tokens=60))
+    device.launch()
+    device.collect()
+    device.provides = False
+    waiting = image_request(3, [1, ("cat", 10), 3])
+    device.add(structs.replace(waiting, priority=5))
+    for _ in range(20):
+        device.launch()
+        device.collect()
+    assert sum(len(plan.starts) for plan in device.plans) == 2
+    device.events.append(ProvideImage(digest("cat"), device.pixels(digest("cat"))))
+    device.run()
+    assert set(device.finished) == {1, 2, 3}
+    assert sum(len(plan.starts) for plan in device.plans) == 4  # now it replaces one, which resumes
+
+
+def test_a_digest_stands_for_images_of_one_size() -> None:
+    device = Device(config())
+    device.add(image_request(1, [1, ("cat", 10), 3]))
+    device.add(image_request(2, [1, ("cat", 11), 3]))
+    device.add(image_request(3, [1, ("dog", 9), 3, ("dog", 10)]))
+    device.run()
+    assert device.finished[1].reason is FinishReason.LENGTH
+    for rid in (2, 3):
+        assert "belongs to an image of another size" in device.finished[rid].message
+
+
 def test_a_request_with_more_images_than_may_be_requested_in_advance_is_computed() -> None:
     device = Device(config(image_capacity=12, prefix_cache="none"))
     device.add(image_request(1, [1, *((f"image {index}", 10) for index in range(9)), 3]))
@@ -304,5 +348,6 @@ def test_random_requests_with_images_all_end(
     assert not device.scheduler.images._pixels
     assert not device.scheduler.images._users
     assert not device.scheduler.images._sizes
+    assert set(device.scheduler.images._shapes) == set(device.embeddings)
     assert device.scheduler.images._ahead == 0
     assert not device.scheduler.images.store._holders

@@ -17,6 +17,10 @@ _SHARED_TOKENS = 32
 """Minimum number of uncached prompt tokens that two requests must have in common for the later one to wait
 until the earlier one's prefill has cached them."""
 
+PREFETCHING_REQUESTS = 32
+"""Number of waiting requests up to which a new one requests the pixels of its images at once, so that those
+further ahead are not left without."""
+
 SharedPrefixKey = tuple[RadixNode, bytes]
 """Last cached node of a request's prefix, and the bytes of the tokens in the next pages.
 
@@ -82,14 +86,14 @@ class PrefillAdmission:
             return admitted
         running_keys = {self._computed_prefix_key(sequence, sequence.node) for sequence in builder.prefilled}
         skipped = False
-        for sequence in self.queue.admission_order(self.admissions, self._prefixes):
+        for index, sequence in enumerate(self.queue.admission_order(self.admissions, self._prefixes)):
             if not builder.budget or not self._kv.free_slots:
                 break
             if self._whole_prompts and len(sequence.tokens) > builder.budget:
                 break
             if above_rank is not None and sequence.rank <= above_rank and not sequence.starved:
                 break
-            if sequence.request.images and not self.has_images(sequence):
+            if sequence.request.images and not self.has_images(sequence, first=not index):
                 skipped = True
                 continue
             reserve = self.reserve * (running + len(admitted))
@@ -110,10 +114,13 @@ class PrefillAdmission:
             admitted.append(sequence)
         return admitted
 
-    def has_images(self, waiting: SequenceState) -> bool:
-        """Return whether all images of a waiting request can be computed; request missing ones."""
+    def has_images(self, waiting: SequenceState, *, first: bool = False) -> bool:
+        """Return whether all images of a waiting request can be computed; request missing ones.
+
+        `first` says whether the request is the first one to be admitted.
+        """
         pages = self._prefixes.cached_prefix(waiting).pages
-        return self._images.request_missing(waiting, pages * self._kv.page_size)
+        return self._images.request_missing(waiting, pages * self._kv.page_size, first=first)
 
     def cached_prefix(self, waiting: SequenceState) -> CachedPrefix:
         """Return the cached prefix of a waiting request."""

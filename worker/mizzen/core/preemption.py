@@ -140,6 +140,8 @@ class Preemption:
             # This holds until the queue changes, because every request that starts to run leaves the queue.
             self._no_victims_version = queue.version
             return []
+        if head.request.images and not self._admission.has_images(head, first=True):
+            return []  # it could not use their slots and pages yet
         prefix = self._admission.cached_prefix(head)
         return choose_victims(
             head,

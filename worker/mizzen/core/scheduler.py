@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from mizzen.core.admission import PrefillAdmission
+from mizzen.core.admission import PREFETCHING_REQUESTS, PrefillAdmission
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.decode_batch import DecodeBatch
 from mizzen.core.events import AbortRequest, AddRequest, Event
@@ -208,7 +208,8 @@ class Scheduler:
         sequence.admissions_before = self.admission.admissions + queue.count_ahead(sequence)
         if request.images:
             self.images.add_request(sequence, self.kv.negative_tokens)
-            self.admission.has_images(sequence)
+            if len(queue) < PREFETCHING_REQUESTS:
+                self.admission.has_images(sequence)
         queue.add(sequence)
 
     def _abort(self, event: AbortRequest) -> None:

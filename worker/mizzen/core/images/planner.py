@@ -47,6 +47,8 @@ class ImagePlanner:
         self._pixels: dict[bytes, Pixels] = {}
         self._users: dict[bytes, set[int]] = {}
         """Live requests with an image, by digest."""
+        self._shapes: dict[bytes, tuple[int, ...]] = {}
+        """Grid and number of embeddings of the images in `_users` and in the store, by digest."""
         self._ahead = 0
         """Number of embeddings of all images in `_pixels` and `_requested`."""
         self._sizes: dict[bytes, int] = {}
@@ -67,6 +69,12 @@ class ImagePlanner:
             if not self.store.capacity:
                 return "images: the model reads text only"
             return f"images: an image has {largest} embeddings; the engine keeps {self.store.capacity}"
+        shapes: dict[bytes, tuple[int, ...]] = {}
+        for image in images:
+            shape = shape_of(image)
+            known = self._shapes.get(image.digest, shape)
+            if shape != known or shapes.setdefault(image.digest, shape) != shape:
+                return "images: the digest of an image belongs to an image of another size"
         return ""
 
     def add_request(self, sequence: SequenceState, cached: Callable[[], Iterable[int]]) -> None:
@@ -78,6 +86,7 @@ class ImagePlanner:
         for image in sequence.request.images:
             tokens[image.positions] = self._keys.assign(image.digest, cached, self._users)
             self._users.setdefault(image.digest, set()).add(sequence.rid)
+            self._shapes[image.digest] = shape_of(image)
         sequence.tokens = tokens
 
     def remove_request(self, sequence: SequenceState) -> None:
@@ -93,6 +102,8 @@ class ImagePlanner:
                 del self._users[digest]
                 if self._pixels.pop(digest, None) is not None:
                     self._forget_size(digest)
+                if digest not in self.store:
+                    del self._shapes[digest]
 
     def release(self, sequence: SequenceState) -> None:
         """Release the embeddings that a request holds, because it leaves its slot."""
@@ -112,11 +123,12 @@ class ImagePlanner:
         missing, self._missing = tuple(self._missing), []
         return missing
 
-    def request_missing(self, sequence: SequenceState, computed: int) -> bool:
+    def request_missing(self, sequence: SequenceState, computed: int, *, first: bool = False) -> bool:
         """Request the pixels that a request needs after its first `computed` tokens.
 
-        If a waiting request needs more than may be requested in advance, nothing is requested yet. Returns
-        whether all pixels are available.
+        If a waiting request needs more than may be requested in advance, nothing is requested yet, unless it
+        is the `first` one to be admitted: that one must never wait for the pixels of others. Returns whether
+        all pixels are available.
         """
         needed = {
             image.digest: len(image.positions)
@@ -125,7 +137,7 @@ class ImagePlanner:
         }
         lacking = [one for one in needed if one not in self.store and one not in self._pixels]
         new = tuple(digest for digest in lacking if digest not in self._requested)
-        if new and (sequence.slot >= 0 or self._has_room({digest: needed[digest] for digest in new})):
+        if new and (first or sequence.slot >= 0 or self._has_room({one: needed[one] for one in new})):
             for digest in new:
                 self._requested[digest] = sequence.rid
                 self._sizes[digest] = needed[digest]
@@ -223,6 +235,8 @@ class ImagePlanner:
         for victim in victims:
             self.store.drop(victim)
             step.dropped.append(victim)
+            if victim not in self._users:
+                del self._shapes[victim]
         self.store.add(image.digest, len(image.positions))
         step.used.add(image.digest)
         step.encodings.append(
@@ -235,6 +249,11 @@ class ImagePlanner:
     def _use(self, step: StepImages, digest: bytes) -> None:
         self.store.touch(digest)
         step.used.add(digest)
+
+
+def shape_of(image: PromptImage) -> tuple[int, ...]:
+    """Return the grid and the number of embeddings of an image, which its digest determines."""
+    return (*image.grid, len(image.positions))
 
 
 def _first_position(image: PromptImage, start: int) -> int | None:

@@ -211,6 +211,7 @@ class ImageDecoder:
             late = [task for task in self._queue.items() if task.submitted <= limit]
             for task in late:
                 self._queue.remove(task)
+                task.taken = True  # `finish` releases it, even if it is cancelled meanwhile
         for task in late:
             self.finish(task, task.failed(WAITED_TOO_LONG, DecodeFailure.BUSY))
 

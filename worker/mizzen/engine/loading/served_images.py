@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from mizzen.engine.config import EngineOptions
 from mizzen.images.rules import load_image_rules
-from mizzen.images.types import ImageGeometry, ImageRules, InvalidImage
+from mizzen.images.types import ImageGeometry, ImageRules, InvalidImage, PixelLimits
 from mizzen.models.config import ModelConfig
 from mizzen.models.vision.config import CHANNELS, VisionConfig
 
@@ -125,15 +126,20 @@ def find_largest_image(rules: ImageRules, most: int) -> ImageGeometry | None:
 
 
 def iterate_geometries(rules: ImageRules) -> Iterator[ImageGeometry]:
-    """Yield the sizes of images of many shapes and sizes."""
+    """Yield the sizes of images of many shapes and sizes.
+
+    A request may ask for the largest number of pixels, to which narrow images are stretched beyond it.
+    """
+    bounds = rules.pixel_bounds
+    limits = (None,) if bounds is None else (None, PixelLimits(bounds[1], bounds[1]))
     sizes = [round(EDGE_STEP**i) for i in range(int(math.log(MAX_EDGE, EDGE_STEP)) + 1)]
     edges = [edge for edge in sorted(set(sizes)) if edge >= min(ASPECT_RATIOS)]
     for ratio in ASPECT_RATIOS:
         for edge in edges:
             other = max(1, round(edge / ratio))
-            for width, height in {(edge, other), (other, edge)}:
+            for (width, height), limit in product({(edge, other), (other, edge)}, limits):
                 try:
-                    yield rules.geometry(width, height)
+                    yield rules.geometry(width, height, limit)
                 except InvalidImage:
                     continue
 

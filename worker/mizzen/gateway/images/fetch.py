@@ -12,10 +12,10 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import h11
 
@@ -67,6 +67,15 @@ class SystemResolver:
         return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
+@dataclass(slots=True)
+class TenantPlaces:
+    """Places for the fetches of one API key."""
+
+    free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_TENANT_FETCHES))
+    users: int = 0
+    """Number of fetches that have a place or wait for one."""
+
+
 class ImageFetcher:
     """Fetches images from allowed hosts."""
 
@@ -91,7 +100,7 @@ class ImageFetcher:
         self._resolve = resolve or SystemResolver().resolve
         self._tls = tls or ssl.create_default_context()
         self._places = asyncio.Semaphore(MAX_FETCHES)
-        self._fetches: Counter[str] = Counter()
+        self._tenants: dict[str, TenantPlaces] = {}
 
     async def fetch(self, text: str, limit: int, tenant: str, received: Callable[[int], None]) -> bytes:
         """Return the file at a URL.
@@ -118,21 +127,16 @@ class ImageFetcher:
 
     @asynccontextmanager
     async def _place(self, tenant: str) -> AsyncIterator[None]:
-        """Take one of the places for fetches.
-
-        Raises:
-            FetchFailed: the tenant has too many fetches in progress.
-        """
-        if self._fetches[tenant] >= MAX_TENANT_FETCHES:
-            raise FetchFailed(f"the key has {MAX_TENANT_FETCHES} fetches in progress")
-        self._fetches[tenant] += 1
+        """Wait for one of the tenant's places for fetches, and then for one of the process."""
+        tenant_places = self._tenants.setdefault(tenant, TenantPlaces())
+        tenant_places.users += 1
         try:
-            async with self._places:
+            async with tenant_places.free, self._places:
                 yield
         finally:
-            self._fetches[tenant] -= 1
-            if not self._fetches[tenant]:
-                del self._fetches[tenant]
+            tenant_places.users -= 1
+            if not tenant_places.users:
+                del self._tenants[tenant]
 
     async def _find_addresses(self, host: str) -> list[str]:
         """Return the addresses of an allowed host after checking each of them.

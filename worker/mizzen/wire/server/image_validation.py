@@ -95,7 +95,7 @@ def read_images(references: Sequence[ImageReference], prompt: Int32, model: Imag
 
 
 def image_source(reference: ImageReference) -> tuple[int, int, int, int | None, int | None]:
-    """Return the fields of a reference that describe the image's file; equal for equal digests."""
+    """Return the fields of a reference that say how its file is decoded."""
     return reference.size, reference.width, reference.height, reference.min_pixels, reference.max_pixels
 
 
@@ -120,13 +120,11 @@ def _check_fields(number: int, reference: ImageReference) -> None:
 
 def _check_repeated(references: Sequence[ImageReference]) -> None:
     """Check that references with the same digest describe the same file, which is fetched only once."""
-    known: dict[bytes, tuple[int | None, ...]] = {}
+    known: dict[bytes, tuple[int, ...]] = {}
     for number, reference in enumerate(references, 1):
-        source = image_source(reference)
+        source = reference.size, reference.width, reference.height
         if known.setdefault(reference.digest, source) != source:
-            raise InvalidImages(
-                f"images: image {number} has the digest of an earlier one, but another size or bounds"
-            )
+            raise InvalidImages(f"images: image {number} has the digest of an earlier one, but another size")
 
 
 def _read_image(
