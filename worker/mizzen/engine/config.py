@@ -91,7 +91,7 @@ class EngineOptions:
     image_cache_tokens: int | None = option(
         None,
         "Number of embeddings of images that are kept on the device; by default enough for two images of "
-        "the largest size, and for four times --prefill-chunk-tokens",
+        "the largest size, and for four times the largest number of prompt tokens in a step",
         low=1,
     )
     max_running_requests: int = option(

@@ -128,7 +128,8 @@ class LLM:
             images: Images in prompts: auto accepts them if the model supports them; off serves its text
                 part alone.
             image_cache_tokens: Number of embeddings of images that are kept on the device; by default
-                enough for two images of the largest size, and for four times `prefill_chunk_tokens`.
+                enough for two images of the largest size, and for four times the largest number of prompt
+                tokens in a step.
             max_running_requests: Maximum number of requests that decode together.
             max_waiting_requests: Maximum number of requests queued in the engine.
             memory_fraction: Fraction of the device's memory that weights, KV cache and the memory of a
