@@ -229,6 +229,8 @@ def test_pixels_of_waiting_requests_are_bounded() -> None:
     device.run()
     assert {end.reason for end in device.finished.values()} == {FinishReason.LENGTH}
     assert len(device.finished) == 20
+    assert not device.scheduler.images._pixels
+    assert not device.scheduler.images.waits
     assert device.scheduler.images._ahead == 0
 
 
@@ -347,7 +349,7 @@ def test_random_requests_with_images_all_end(
     assert set(device.finished) == set(device.requests)
     assert not device.scheduler.images._pixels
     assert not device.scheduler.images._users
-    assert not device.scheduler.images._sizes
-    assert set(device.scheduler.images._shapes) == set(device.embeddings)
+    assert not device.scheduler.images.waits
     assert device.scheduler.images._ahead == 0
+    assert set(device.scheduler.images._shapes) == set(device.embeddings)
     assert not device.scheduler.images.store._holders

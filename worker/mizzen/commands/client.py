@@ -92,7 +92,7 @@ class ApiClient:
             ServiceError: the service rejected the request or failed during the answer.
             ServiceUnreachable: no server answers at the URL.
         """
-        body = {**generation.request_fields(), "messages": list(messages)}
+        body = {**generation.request_fields(), "messages": messages}
         for choice in self._stream("chat/completions", body):
             yield choice.get("delta", {}).get("content") or ""
 

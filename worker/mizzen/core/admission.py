@@ -18,8 +18,8 @@ _SHARED_TOKENS = 32
 until the earlier one's prefill has cached them."""
 
 PREFETCHING_REQUESTS = 32
-"""Number of waiting requests up to which a new one requests the pixels of its images at once, so that those
-further ahead are not left without."""
+"""A new request requests the pixels of its images at once only if fewer requests than this wait before it, so
+that it does not use up the room for the pixels of requests before it."""
 
 SharedPrefixKey = tuple[RadixNode, bytes]
 """Last cached node of a request's prefix, and the bytes of the tokens in the next pages.

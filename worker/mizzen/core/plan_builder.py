@@ -26,12 +26,12 @@ class PlanBuilder(Struct):
     budget: int
     """Number of prompt tokens that may still be added."""
     kv: KvManager
+    image_planner: ImagePlanner
+    """Encodes images, and knows which embeddings the device keeps."""
     prompt_tokens: int = 0
     """Number of prompt tokens added so far."""
     starts: list[SlotStart] = field(default_factory=list)
     chunks: list[PrefillChunk] = field(default_factory=list)
-    image_planner: ImagePlanner | None = None
-    """Encodes images and keeps their embeddings; None for a model without images."""
     images: StepImages = field(default_factory=StepImages)
     prefilled: list[SequenceState] = field(default_factory=list)
     """Request of each chunk in `chunks`, in the same order."""
@@ -60,7 +60,7 @@ class PlanBuilder(Struct):
 
     def can_begin(self, sequence: SequenceState, start: int) -> bool:
         """Return whether a chunk of a waiting request from token `start` on could have at least one token."""
-        return self.image_planner is None or self.image_planner.can_begin(
+        return self.image_planner.can_begin(
             self.images, sequence, start, self.budget, first=not self.prompt_tokens
         )
 
@@ -72,7 +72,7 @@ class PlanBuilder(Struct):
         start, tokens = sequence.computed, sequence.tokens
         known = len(tokens)
         end, images = min(known, start + self.budget), ()
-        if sequence.request.images and self.image_planner is not None:
+        if sequence.request.images:
             end, encoded = self.image_planner.add_encodings(
                 self.images, sequence, start, end, self.budget, first=not self.prompt_tokens
             )
@@ -90,7 +90,7 @@ class PlanBuilder(Struct):
                 tokens=tokens[start:end],
                 last=end == known,
                 images=images,
-                rotary=rotary_positions(sequence.request, start, end),
+                rotary=slice_rotary(sequence.request, start, end),
                 pools=sequence.request.pooling is not None,
             )
         )
@@ -120,7 +120,7 @@ class PlanBuilder(Struct):
         return PageWrites(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-def rotary_positions(request: Request, start: int, end: int) -> Int32 | None:
+def slice_rotary(request: Request, start: int, end: int) -> Int32 | None:
     """Return the rotary positions of a request's tokens `start` to `end`, int32 [3, n]; None without any."""
     if request.rotary is None:
         return None

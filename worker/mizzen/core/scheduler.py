@@ -99,7 +99,7 @@ class Scheduler:
         if self._ranked and self.admission.queue:
             self._preempt(now)
         has_prefill = bool(self.prefilling or self.admission.queue)
-        builder = PlanBuilder(0, self.kv, image_planner=self.images)
+        builder = PlanBuilder(0, self.kv, self.images)
         if self.decode_batch.size and not self._allocate_decode_pages(builder, now):
             return None
         if self._page_rewrites:

@@ -26,7 +26,8 @@ class ImageKeys:
 
     def __init__(self) -> None:
         self._ids: dict[bytes, int] = {}
-        self._digests: dict[int, bytes] = {}
+        self._occupied: set[int] = set()
+        """The ids of all known images."""
         self._sweep_at = _FIRST_SWEEP
 
     def __len__(self) -> int:
@@ -48,12 +49,13 @@ class ImageKeys:
         if len(self._ids) >= self._sweep_at:
             self._forget_unused({*cached(), *(self._ids[one] for one in live if one in self._ids)})
         token = image_token(digest)
-        while token in self._digests:
+        while token in self._occupied:
             token = token - 1 if token > -(1 << _BITS) else -1
-        self._ids[digest], self._digests[token] = token, digest
+        self._ids[digest] = token
+        self._occupied.add(token)
         return token
 
     def _forget_unused(self, used: set[int]) -> None:
-        self._digests = {token: digest for token, digest in self._digests.items() if token in used}
-        self._ids = {digest: token for token, digest in self._digests.items()}
+        self._ids = {digest: token for digest, token in self._ids.items() if token in used}
+        self._occupied = set(self._ids.values())
         self._sweep_at = max(_FIRST_SWEEP, 2 * len(self._ids))

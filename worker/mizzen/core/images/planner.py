@@ -10,7 +10,7 @@ advance, up to a bound for all of them together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -51,8 +51,6 @@ class ImagePlanner:
         """Grid and number of embeddings of the images in `_users` and in the store, by digest."""
         self._ahead = 0
         """Number of embeddings of all images in `_pixels` and `_requested`."""
-        self._sizes: dict[bytes, int] = {}
-        """Number of embeddings of the images in `_pixels` and `_requested`, by digest."""
         self._requested: dict[bytes, int] = {}
         """Request by which the pixels of an image were requested, by digest, until they are provided."""
         self._missing: list[MissingImages] = []
@@ -97,11 +95,11 @@ class ImagePlanner:
             users.discard(sequence.rid)
             if self._requested.get(digest) == sequence.rid:
                 del self._requested[digest]
-                self._forget_size(digest)
+                self._ahead -= self._embeddings(digest)
             if not users:
                 del self._users[digest]
                 if self._pixels.pop(digest, None) is not None:
-                    self._forget_size(digest)
+                    self._ahead -= self._embeddings(digest)
                 if digest not in self.store:
                     del self._shapes[digest]
 
@@ -112,11 +110,8 @@ class ImagePlanner:
 
     def provide(self, digest: bytes, pixels: Pixels) -> None:
         """Keep the pixels of an image for the requests that need it; ignore pixels that no request needs."""
-        requested = self._requested.pop(digest, None) is not None
-        if digest in self._users and requested:
+        if self._requested.pop(digest, None) is not None:
             self._pixels[digest] = pixels
-        elif requested:
-            self._forget_size(digest)
 
     def drain_missing(self) -> tuple[MissingImages, ...]:
         """Return the images whose pixels were found missing since the last call."""
@@ -130,38 +125,34 @@ class ImagePlanner:
         is the `first` one to be admitted: that one must never wait for the pixels of others. Returns whether
         all pixels are available.
         """
-        needed = {
-            image.digest: len(image.positions)
-            for image in sequence.request.images
-            if image.positions[-1] >= computed
-        }
+        needed = dict.fromkeys(
+            image.digest for image in sequence.request.images if image.positions[-1] >= computed
+        )
         lacking = [one for one in needed if one not in self.store and one not in self._pixels]
         new = tuple(digest for digest in lacking if digest not in self._requested)
-        if new and (first or sequence.slot >= 0 or self._has_room({one: needed[one] for one in new})):
-            for digest in new:
-                self._requested[digest] = sequence.rid
-                self._sizes[digest] = needed[digest]
-                self._ahead += needed[digest]
+        if new and (first or sequence.slot >= 0 or self._has_room(new)):
+            self._requested.update(dict.fromkeys(new, sequence.rid))
+            self._ahead += sum(map(self._embeddings, new))
             self._missing.append(MissingImages(sequence.rid, new))
         return not lacking
 
-    def _has_room(self, new: Mapping[bytes, int]) -> bool:
-        """Return whether images (embeddings by digest) of a waiting request may be requested now."""
-        if not self._sizes:
+    def _has_room(self, new: tuple[bytes, ...]) -> bool:
+        """Return whether the pixels of a waiting request's images, given by digest, may be requested now."""
+        images = len(self._pixels) + len(self._requested)
+        if not images:
             return True
-        if len(self._sizes) + len(new) > MAX_IMAGES_AHEAD:
-            return False
-        return self._ahead + sum(new.values()) <= PIXELS_AHEAD * self.store.capacity
+        embeddings = self._ahead + sum(map(self._embeddings, new))
+        return images + len(new) <= MAX_IMAGES_AHEAD and embeddings <= PIXELS_AHEAD * self.store.capacity
 
-    def _forget_size(self, digest: bytes) -> None:
-        self._ahead -= self._sizes.pop(digest)
+    def _embeddings(self, digest: bytes) -> int:
+        return self._shapes[digest][-1]
 
     def can_begin(
         self, step: StepImages, sequence: SequenceState, start: int, budget: int, *, first: bool
     ) -> bool:
         """Return whether `add_encodings` with the same arguments would allow at least one token."""
         for image in sequence.request.images:
-            if start in image.positions:
+            if _first_position(image, start) == start:
                 if image.digest in self.store:
                     return True
                 embeddings = len(image.positions)
@@ -231,7 +222,7 @@ class ImagePlanner:
         if pixels is None:
             self.request_missing(sequence, int(image.positions[0]))
             return False
-        self._forget_size(image.digest)
+        self._ahead -= len(image.positions)
         for victim in victims:
             self.store.drop(victim)
             step.dropped.append(victim)
