@@ -218,7 +218,7 @@ def test_a_step_failure_is_raised_by_every_later_call(monkeypatch: pytest.Monkey
 def test_large_gpus_use_larger_prefill_chunks(
     options: dict[str, Any], memory: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = SimpleNamespace(info=SimpleNamespace(images=False))
+    engine = SimpleNamespace(info=None, image_rules=None)
     monkeypatch.setattr(offline, "has_gpu", lambda: memory > 0)
     monkeypatch.setattr(offline, "gpu_bytes", lambda: memory)
     monkeypatch.setattr("mizzen.engine.loading.loader.load_engine", lambda options, followers: engine)

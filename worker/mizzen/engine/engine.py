@@ -25,6 +25,7 @@ from mizzen.engine.images.pending import ImageFile, ImageServices, PendingImages
 from mizzen.engine.images.tasks import ImageCounts
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.overlap_loop import OverlapLoop
+from mizzen.images.types import ImageRules
 
 
 class LoadReader(Protocol):
@@ -200,6 +201,11 @@ class Engine:
     def grammar_counts(self) -> GrammarCounts:
         """Counters of grammar compilation and token bitmasks since the engine was loaded."""
         return self._grammars.counts if self._grammars is not None else GrammarCounts()
+
+    @property
+    def image_rules(self) -> ImageRules | None:
+        """Rules of the model for images; None if it reads text only."""
+        return self._images.rules if self._images is not None else None
 
     @property
     def image_counts(self) -> ImageCounts:

@@ -21,7 +21,6 @@ from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
 from mizzen.gateway.text.template import ChatTemplate
 from mizzen.gateway.text.tokenizer import Tokenizer
-from mizzen.images.rules import load_image_rules
 from mizzen.offline.batch import Batch, BatchEntry
 from mizzen.offline.completion import Completion, build_completion
 from mizzen.offline.devices import gpu_bytes, has_gpu, start_ranks
@@ -223,8 +222,7 @@ class LLM:
             if self._ranks:
                 self._ranks.close()
             raise
-        rules = load_image_rules(Path(self.options.model)) if self.engine.info.images else None
-        self._requests = RequestBuilder(self.engine.info, self.tokenizer, rules)
+        self._requests = RequestBuilder(self.engine.info, self.tokenizer, self.engine.image_rules)
 
     def __enter__(self) -> LLM:
         return self

@@ -15,6 +15,7 @@ from mizzen.core.outputs import CacheEvents, GrammarCounts, Load, StepOutput
 from mizzen.core.request import Finished, Request
 from mizzen.engine.images.pending import ImageFile
 from mizzen.engine.images.tasks import ImageCounts
+from mizzen.images.types import ImageRules
 
 
 class EngineInfoProtocol(Protocol):
@@ -145,6 +146,11 @@ class EngineProtocol(Protocol):
 
     def abort(self, rid: int) -> None:
         """Abort a live request; `step` or `drain_finished` returns its `Finished` later."""
+        ...
+
+    @property
+    def image_rules(self) -> ImageRules | None:
+        """Rules of the model for images; None if it reads text only."""
         ...
 
     def provide_image(self, file: ImageFile) -> None:

@@ -76,7 +76,7 @@ def image_file(image: ReceivedImage) -> ImageFile:
     )
 
 
-def load_image_model(folder: Path) -> RulesImageModel:
+def require_image_rules(folder: Path) -> ImageRules:
     """Return the rules for images of the model in a folder.
 
     Raises:
@@ -85,7 +85,7 @@ def load_image_model(folder: Path) -> RulesImageModel:
     rules = load_image_rules(folder)
     if rules is None:
         raise ValueError(f"--model {folder}: the model takes no images that are supported")
-    return RulesImageModel(rules)
+    return rules
 
 
 def pixel_limits(reference: ImageReference) -> PixelLimits | None:

@@ -42,7 +42,7 @@ class PendingImages:
     """Images that are being decoded, and the requests that need them. Used from one thread."""
 
     def __init__(self, services: ImageServices) -> None:
-        self._rules = services.rules
+        self.rules = services.rules
         self._decoder = services.decoder
         self._tenants: dict[int, int] = {}
         """Tenant of each live request with images, by request id."""
@@ -69,7 +69,7 @@ class PendingImages:
             self._waiting[file.digest].add(file.rid)
             return
         self._waiting[file.digest] = {file.rid}
-        self._decoder.submit(file.digest, file.content, self._rules, file.size, file.limits, tenant=tenant)
+        self._decoder.submit(file.digest, file.content, self.rules, file.size, file.limits, tenant=tenant)
 
     def drain(self) -> tuple[list[ProvideImage], list[int]]:
         """Return images decoded since the last call, and the requests to abort, as their image failed."""

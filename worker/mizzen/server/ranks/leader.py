@@ -25,7 +25,7 @@ from mizzen.common.json_log import set_up_logging
 from mizzen.common.parent_death import set_parent_death_signal
 from mizzen.server.config import EngineConfig
 from mizzen.server.engine_api import EngineProtocol
-from mizzen.server.image_model import load_image_model
+from mizzen.server.image_model import RulesImageModel
 from mizzen.server.metric_catalogue import Phase
 from mizzen.server.model_files import read_model_files, tokenizer_hash
 from mizzen.server.ranks.heartbeat import HeartbeatWriter
@@ -156,7 +156,7 @@ def serve_engine(
             max_waiting=waiting,
             limits=limits,
             traces=traces is not None,
-            images=load_image_model(Path(config.model)) if engine.info.images else None,
+            images=RulesImageModel(engine.image_rules) if engine.image_rules is not None else None,
         )
         status.set_memory(engine.info)
         status.enter_serving(wire.endpoint)

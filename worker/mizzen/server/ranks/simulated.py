@@ -27,7 +27,7 @@ from mizzen.engine.simulated.engine import (
     hashed,
     make_simulated_runner,
 )
-from mizzen.server.image_model import load_image_model
+from mizzen.server.image_model import require_image_rules
 from mizzen.server.model_files import ModelFolderError, read_tokenizer
 from mizzen.server.ranks.leader import EngineLoader, StartupReporter, exit_process, main
 from mizzen.server.ranks.links import RankLinks
@@ -143,7 +143,7 @@ def load_simulated(config: SimulateConfig, reporter: StartupReporter) -> Engine:
         image_capacity=config.image_capacity,
     )
     images = (
-        ImageServices(load_image_model(Path(config.model)).rules, ImageDecoder())
+        ImageServices(require_image_rules(Path(config.model)), ImageDecoder())
         if config.image_capacity
         else None
     )
