@@ -4,41 +4,26 @@
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import anthropic
-import numpy as np
 import openai
 import pytest
 from cli_support import Served, stop
-from PIL import Image
 
+from image_noise import data_url, encode_noise, image_part
 from mizzen import LLM, ImagePrompt, SamplingParams
-from vision_chat_model import save_vision_chat_model
+from vision_chat_model import IMAGE_PLACEHOLDER, render_question, save_vision_chat_model
 
 pytestmark = [pytest.mark.xdist_group("cli")]
 QUESTION = "What is this?"
-PROMPT = "<|im_start|>user\n{parts}<|im_end|>\n<|im_start|>assistant\n"
-IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 TOKENS = 24
 
 
 def picture(seed: int, width: int = 70, height: int = 50, kind: str = "PNG") -> bytes:
-    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
-    output = io.BytesIO()
-    Image.fromarray(noise).save(output, kind)
-    return output.getvalue()
-
-
-def data_url(content: bytes, kind: str = "png") -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def image_part(content: bytes, **more: Any) -> Any:
-    return {"type": "image_url", "image_url": {"url": data_url(content), **more}}
+    return encode_noise(seed, width, height, kind)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +49,7 @@ def offline(vision_model: Path) -> Iterator[LLM]:
 
 def expected_answer(llm: LLM, parts: str, images: list[bytes]) -> str:
     params = SamplingParams(temperature=0, max_tokens=TOKENS)
-    return llm.generate([ImagePrompt(PROMPT.format(parts=parts), images)], params)[0].text
+    return llm.generate([ImagePrompt(render_question(parts), images)], params)[0].text
 
 
 def ask(client: openai.OpenAI, content: Any) -> Any:
@@ -82,7 +67,9 @@ def test_chat_gives_the_answers_of_llm(served_vision: Served, offline: LLM) -> N
     for seed in range(4):
         image = picture(seed, 60 + seed, 50, "PNG")
         answer = ask(client, [{"type": "text", "text": QUESTION}, image_part(image)])
-        assert answer.choices[0].message.content == expected_answer(offline, QUESTION + IMAGE, [image])
+        assert answer.choices[0].message.content == expected_answer(
+            offline, QUESTION + IMAGE_PLACEHOLDER, [image]
+        )
         answers.add(answer.choices[0].message.content)
     assert len(answers) > 1
 
@@ -97,7 +84,7 @@ def test_several_images_keep_their_places(served_vision: Served, offline: LLM) -
         {"type": "text", "text": "last"},
     ]
     answer = ask(served_vision.client(), content)
-    parts = f"{IMAGE}first{IMAGE}{IMAGE}last"
+    parts = f"{IMAGE_PLACEHOLDER}first{IMAGE_PLACEHOLDER}{IMAGE_PLACEHOLDER}last"
     assert answer.choices[0].message.content == expected_answer(offline, parts, images)
 
 
@@ -113,7 +100,7 @@ def test_a_repeated_image_comes_from_the_cache(served_vision: Served) -> None:
 
 def test_the_apis_of_responses_and_messages_take_images(served_vision: Served, offline: LLM) -> None:
     image = picture(5)
-    expected = expected_answer(offline, IMAGE + QUESTION, [image])
+    expected = expected_answer(offline, IMAGE_PLACEHOLDER + QUESTION, [image])
     response = served_vision.client().responses.create(
         model="tiny-vl",
         input=[
@@ -153,5 +140,5 @@ def test_a_damaged_image_is_an_error_of_its_request_alone(served_vision: Served)
 
 
 def test_text_that_spells_a_placeholder_stays_text(served_vision: Served) -> None:
-    answer = ask(served_vision.client(), [{"type": "text", "text": IMAGE + " and " + QUESTION}])
+    answer = ask(served_vision.client(), [{"type": "text", "text": IMAGE_PLACEHOLDER + " and " + QUESTION}])
     assert answer.choices[0].message.content

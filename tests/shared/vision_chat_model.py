@@ -29,6 +29,14 @@ TEMPLATE = (
 )
 
 
+IMAGE_PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+def render_question(parts: str) -> str:
+    """Return the prompt that the chat template makes of a user's message; images are `IMAGE_PLACEHOLDER`."""
+    return f"<|im_start|>user\n{parts}<|im_end|>\n<|im_start|>assistant\n"
+
+
 def save_vision_chat_model(folder: Path) -> None:
     """Save the model to a folder; its answers are random, but depend on text and images."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -3,26 +3,22 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import openai
 import pytest
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
 from local_node_kit import Space, eventually
-from PIL import Image
 
+from image_noise import encode_noise, image_part
 from mizzen import LLM, ImagePrompt, SamplingParams
-from vision_chat_model import save_vision_chat_model
+from vision_chat_model import IMAGE_PLACEHOLDER, render_question, save_vision_chat_model
 
 QUESTION = "What is this?"
-PROMPT = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>{}<|im_end|>\n<|im_start|>assistant\n"
 TOKENS = 16
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
@@ -37,16 +33,8 @@ def vision_model() -> Iterator[Path]:
         yield Path(folder)
 
 
-def picture(seed: int) -> bytes:
-    noise = np.random.default_rng(seed).integers(0, 256, (50 + seed, 70, 3), np.uint8)
-    output = io.BytesIO()
-    Image.fromarray(noise).save(output, "JPEG")
-    return output.getvalue()
-
-
 def content(image: bytes) -> list[dict[str, Any]]:
-    url = f"data:image/jpeg;base64,{base64.b64encode(image).decode()}"
-    return [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": QUESTION}]
+    return [image_part(image), {"type": "text", "text": QUESTION}]
 
 
 def test_official_clients_send_images_and_get_the_answers_of_llm(space: Space, vision_model: Path) -> None:
@@ -61,9 +49,9 @@ def test_official_clients_send_images_and_get_the_answers_of_llm(space: Space, v
     eventually(
         lambda: space.kubectl("get", "infsvc", "vision", "-o", "jsonpath={.status.model.images}") == "true"
     )
-    images = [picture(seed) for seed in range(3)]
+    images = [encode_noise(seed, 70, 50 + seed, "JPEG") for seed in range(3)]
     with LLM(vision_model, device="cpu", threads=1) as llm:
-        prompts = [ImagePrompt(PROMPT.format(QUESTION), [image]) for image in images]
+        prompts = [ImagePrompt(render_question(IMAGE_PLACEHOLDER + QUESTION), [image]) for image in images]
         expected = [
             answer.text for answer in llm.generate(prompts, SamplingParams(temperature=0, max_tokens=TOKENS))
         ]
