@@ -22,7 +22,8 @@ from mizzen.gateway.requests.engine_request import engine_sampling
 from mizzen.gateway.responses.schemas import CHAT_FIELDS, ResponsesRequest
 from mizzen.wire.codec import encode, engine_decoder
 from mizzen.wire.messages import Generate, Sampling
-from mizzen.wire.server.request_validation import InvalidRequest, MessageValidator
+from mizzen.wire.server.invalid_request import InvalidRequest
+from mizzen.wire.server.request_validation import MessageValidator
 from source_code import parse_source
 
 WORKER = Path(__file__).parents[2] / "worker/mizzen"

@@ -17,7 +17,8 @@ from mizzen.common.model_task import Task
 from mizzen.core.request import Pooling
 from mizzen.gateway.text.pooling import FILE, model_pooling
 from mizzen.wire.messages import Embed, Generate, Sampling, Welcome
-from mizzen.wire.server.request_validation import InvalidRequest, MessageValidator
+from mizzen.wire.server.invalid_request import InvalidRequest
+from mizzen.wire.server.request_validation import MessageValidator
 
 POOLED = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False, "include_prompt": True}
 PROMPT = np.array([1, 2, 3], "<i4").tobytes()

@@ -14,7 +14,8 @@ from mizzen.images.rules import load_image_rules
 from mizzen.images.types import ImageGeometry, ImageRules, PixelLimits
 from mizzen.wire.messages import ImageReference
 from mizzen.wire.server.image_transfers import ReceivedImage
-from mizzen.wire.server.image_validation import ImageShape, InvalidImages, PlacedImages
+from mizzen.wire.server.image_validation import ImageShape, PlacedImages
+from mizzen.wire.server.invalid_request import InvalidImages
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,10 +42,11 @@ from mizzen.wire.server.client_allow_list import AllowList
 from mizzen.wire.server.file_upload import FileUploads
 from mizzen.wire.server.image_transfers import ImageTransfers, ReceivedImage
 from mizzen.wire.server.image_validation import ImageModel
+from mizzen.wire.server.invalid_request import InvalidImages, InvalidRequest
 from mizzen.wire.server.listeners import KeyedListeners
 from mizzen.wire.server.outbox import Outbox
 from mizzen.wire.server.peers import Peer, ProtocolMismatchLog
-from mizzen.wire.server.request_validation import InvalidRequest, MessageValidator
+from mizzen.wire.server.request_validation import MessageValidator
 
 log = logging.getLogger(__name__)
 
@@ -321,10 +322,10 @@ class WireServer:
             return
         try:
             if peer.protocol < IMAGES_PROTOCOL and isinstance(message, Generate) and message.images:
-                raise InvalidRequest(f"images need version {IMAGES_PROTOCOL} of the wire protocol")
+                raise InvalidImages(f"images need version {IMAGES_PROTOCOL} of the wire protocol")
             request = self._validator.to_request(message, now)
         except InvalidRequest as error:
-            out.counters.images_rejected["reference"] += str(error).startswith("images")
+            out.counters.images_rejected["reference"] += isinstance(error, InvalidImages)
             out.refuse(peer.identity, message.rid, RefusalCode.INVALID, str(error))
             return
         if out.draining:

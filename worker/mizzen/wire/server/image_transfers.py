@@ -2,11 +2,12 @@
 """Fetches the images that the engine lacks from the gateways, and assembles their parts.
 
 An image is requested once, from the gateway of one of the requests that need it (its *source*). If the source
-ends before the image has arrived, another request becomes the source. Images are requested only as long as
-those under way fit the limits; further ones wait. A gateway that sends only what was requested thus stays
-within the limits, and a part that was not requested ends its own request and no other. A request also ends if
-the next part of its image does not arrive in time. A thread checks the digest of a complete image, because
-hashing would delay steps.
+ends before the image has arrived, another request becomes the source. The server requests an image only if
+the limits allow it in addition to the images that are being transferred; other images wait. Gateways that
+send only requested images therefore never exceed the limits. If a gateway sends a part that was not
+requested, the server ends the request that the part names, and no other request. The server also ends a
+request if the next part of its image does not arrive in time. A thread checks the digest of a complete image,
+because hashing would delay steps.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import msgspec
+
 from mizzen.core.images.types import MissingImages
 from mizzen.wire.codec import encode
 from mizzen.wire.limits import WireLimits
 from mizzen.wire.messages import ImageContent, ImageReference, NeedImages
-from mizzen.wire.server.image_validation import ImageModel, image_source
+from mizzen.wire.server.image_validation import ImageModel
 from mizzen.wire.server.outbox import Outbox
 from mizzen.wire.server.peers import Peer
 from mizzen.wire.server.request_table import NO_OWNER
@@ -85,8 +88,7 @@ class ImageTransfers:
     def add(self, rid: int, references: Sequence[ImageReference]) -> None:
         """Record the images of a new request."""
         short = {
-            reference.digest: ImageReference(reference.digest, b"", *image_source(reference))
-            for reference in references
+            reference.digest: msgspec.structs.replace(reference, positions=b"") for reference in references
         }
         self._references[rid] = (int(self._out.table.generation[rid]), short)
 
@@ -137,9 +139,10 @@ class ImageTransfers:
         complete: list[ReceivedImage] = []
         for digest, transfer in tuple(self._transfers.items()):
             transfer.waiting = [key for key in transfer.waiting if self._is_live(key)]
-            if transfer.check is not None and transfer.check.done():
-                complete += self._finish(transfer)
-            elif transfer.check is None and transfer.source is not None:
+            if transfer.check is not None:
+                if transfer.check.done():
+                    complete += self._finish(transfer, *transfer.check.result())
+            elif transfer.source is not None:
                 self._check_source(transfer, now)
             if not transfer.waiting:
                 del self._transfers[digest]
@@ -163,20 +166,17 @@ class ImageTransfers:
         except ValueError:
             return content, False
 
-    def _finish(self, transfer: _Transfer) -> list[ReceivedImage]:
-        """Return the checked image, and end the transfer; if the digest is wrong, try the next source."""
-        if transfer.check is None:
-            return []
-        content, valid = transfer.check.result()
+    def _finish(self, transfer: _Transfer, content: bytes, valid: bool) -> list[ReceivedImage]:
+        """Return the image for the first request that waits for it, and end the transfer; if the digest is
+        not `valid`, try the next source."""
         if not valid:
             if transfer.source in transfer.waiting:
                 self._reject(transfer.source[0], "digest", "images: an image does not have the digest given")
             self._restart(transfer)
             return []
         self._out.counters.images_received += 1
-        live = [rid for rid, generation in transfer.waiting if self._is_live((rid, generation))]
-        transfer.waiting = []
-        return [ReceivedImage(live[0], transfer.reference, content)] if live else []
+        waiting, transfer.waiting = transfer.waiting, []
+        return [ReceivedImage(rid, transfer.reference, content) for rid, _ in waiting[:1]]
 
     def _check_source(self, transfer: _Transfer, now: float) -> None:
         source = transfer.source

@@ -12,14 +12,11 @@ import numpy as np
 from mizzen.core.images.types import DIGEST_BYTES, PromptImage
 from mizzen.core.request import Int32
 from mizzen.wire.messages import MAX_IMAGE_BYTES, MAX_IMAGES, MAX_REQUEST_IMAGE_BYTES, ImageReference
+from mizzen.wire.server.invalid_request import InvalidImages
 
 MAX_SIDE = 2**20
 """Maximum width and height of an image in pixels, a bound for arithmetic; models have smaller ones."""
 MAX_PIXELS = 2**40
-
-
-class InvalidImages(ValueError):
-    """The images of a request are invalid; the text begins with the name of the field, `images`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +89,6 @@ def read_images(references: Sequence[ImageReference], prompt: Int32, model: Imag
         start = int(image.positions[-1]) + 1
         images.append(image)
     return model.place(tuple(images), len(prompt))
-
-
-def image_source(reference: ImageReference) -> tuple[int, int, int, int | None, int | None]:
-    """Return the fields of a reference that say how its file is decoded."""
-    return reference.size, reference.width, reference.height, reference.min_pixels, reference.max_pixels
 
 
 def _check_fields(number: int, reference: ImageReference) -> None:

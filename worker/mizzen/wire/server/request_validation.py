@@ -15,7 +15,8 @@ from mizzen.core.request import Int32, Pooling, Request
 from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams, sent_values
 from mizzen.core.validation import generated_fault, logprobs_fault
 from mizzen.wire.messages import Embed, Generate, Sampling
-from mizzen.wire.server.image_validation import ImageModel, InvalidImages, PlacedImages, read_images
+from mizzen.wire.server.image_validation import ImageModel, PlacedImages, read_images
+from mizzen.wire.server.invalid_request import InvalidImages, InvalidRequest
 
 MAX_SALT_BYTES = 256
 MAX_STOP_TOKENS = 1024
@@ -27,10 +28,6 @@ CLASSIFIES_ONLY = "the model has no language-model head: request labels or embed
 CANNOT_GENERATE = {Task.EMBED: EMBEDS_ONLY, Task.CLASSIFY: CLASSIFIES_ONLY}
 """Errors for requests to generate, by the task of the model."""
 NO_LABELS = "classify must be false: the model has no classification head"
-
-
-class InvalidRequest(ValueError):
-    """A request is invalid for every engine of this model; the text names the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +137,8 @@ class MessageValidator:
         if not message.images:
             return PlacedImages()
         if self.images is None:
-            raise InvalidRequest("images must be empty: this engine does not accept images")
-        try:
-            return read_images(message.images, prompt, self.images)
-        except InvalidImages as error:
-            raise InvalidRequest(str(error)) from None
+            raise InvalidImages("images must be empty: this engine does not accept images")
+        return read_images(message.images, prompt, self.images)
 
     def _sampling(self, sampling: Sampling) -> SamplingParams:
         stops = sampling.stop_token_ids
