@@ -325,14 +325,15 @@ class EngineLink:
         self._on_change()
 
     def _send(self, message: WireMessage) -> None:
-        if self._connection is None:
-            raise StreamLost("connection", f"not connected to {self.endpoint}")
-        self._connection.send(message)
+        self._require_connection().send(message)
 
     def _send_tracked(self, message: ImageContent) -> zmq.MessageTracker:
+        return self._require_connection().send_tracked(message)
+
+    def _require_connection(self) -> EngineConnection:
         if self._connection is None:
             raise StreamLost("connection", f"not connected to {self.endpoint}")
-        return self._connection.send_tracked(message)
+        return self._connection
 
     # ── messages from the engine ──────────────────────────────────────────────────────────────────────────
 
