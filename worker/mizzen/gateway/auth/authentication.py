@@ -160,6 +160,12 @@ def get_tenant(scope: Scope) -> Tenant | None:
     return scope.get(TENANT_KEY)
 
 
+def get_tenant_name(scope: Scope) -> str:
+    """Return the name of a request's API key; empty if the request did not pass `AuthMiddleware`."""
+    tenant = get_tenant(scope)
+    return "" if tenant is None else tenant.name
+
+
 class ParallelSlot:
     """Slot for one of the requests that a tenant may have in progress at once."""
 

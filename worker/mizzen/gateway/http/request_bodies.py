@@ -13,7 +13,7 @@ from types import TracebackType
 
 from starlette.types import Receive, Scope
 
-from mizzen.gateway.auth.authentication import get_tenant
+from mizzen.gateway.auth.authentication import get_tenant_name
 from mizzen.gateway.errors import ApiError, unavailable
 from mizzen.gateway.http.content_encoding import BodyDecompressor, new_decompressor
 
@@ -81,6 +81,30 @@ class BodyBudget:
         self._freed(size)
 
 
+class HeldBytes:
+    """Bytes of one request that count against the budget of all bodies."""
+
+    def __init__(self, budget: BodyBudget, tenant: str = "") -> None:
+        self._budget = budget
+        self._size = 0
+        self.tenant = tenant
+        """Name of the API key, as in `BodyBudget.reserve`; may change while no bytes are counted."""
+
+    def add(self, size: int) -> None:
+        """Count more bytes.
+
+        Raises:
+            ApiError: 429 or 503 if the limit is exceeded (see `BodyBudget.reserve`).
+        """
+        self._budget.reserve(size, self.tenant)
+        self._size += size
+
+    def release(self) -> None:
+        """Stop counting the bytes."""
+        self._budget.release(self._size, self.tenant)
+        self._size = 0
+
+
 class RequestBody:
     """Context manager that reads one body; the body counts against the budget until the block ends."""
 
@@ -92,12 +116,10 @@ class RequestBody:
             limit: maximum size of a body in bytes, without the Base64 text of images.
             image_limit: returns the maximum size of a body with images; called for bodies above `limit`.
         """
-        self._budget = budget
+        self._held = HeldBytes(budget)
         self._limit = self._text_limit = limit
         self._image_limit = image_limit
-        self._size = 0
         self._received = 0
-        self._tenant = ""
 
     def __enter__(self) -> RequestBody:
         return self
@@ -105,8 +127,7 @@ class RequestBody:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._budget.release(self._size, self._tenant)
-        self._size = 0
+        self._held.release()
 
     async def read(self, scope: Scope, receive: Receive) -> bytes:
         """Return the complete body of a request, decompressed if it has a Content-Encoding.
@@ -121,8 +142,7 @@ class RequestBody:
         if announced.isdigit():
             self._check_size(int(announced))
         decompressor = new_decompressor(scope["headers"])
-        tenant = get_tenant(scope)
-        self._tenant = tenant.name if tenant is not None else ""
+        self._held.tenant = get_tenant_name(scope)
         body = bytearray()
         try:
             async with asyncio.timeout(BODY_TIMEOUT_SECONDS):
@@ -161,8 +181,7 @@ class RequestBody:
 
     def _append(self, body: bytearray, data: bytes) -> None:
         self._check_size(len(body) + len(data))
-        self._budget.reserve(len(data), self._tenant)
-        self._size += len(data)
+        self._held.add(len(data))
         body += data
 
     def _check_size(self, size: int) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
-from mizzen.gateway.auth.authentication import get_tenant
-from mizzen.gateway.http.request_bodies import BodyBudget
+from mizzen.gateway.auth.authentication import get_tenant_name
+from mizzen.gateway.http.request_bodies import HeldBytes
 from mizzen.gateway.images.fetch import FetchFailed
 from mizzen.gateway.images.limits import ImagePartError
 from mizzen.gateway.images.request_images import RequestImage
@@ -36,8 +36,7 @@ def hold_images(gateway: Gateway, generation: GenerationRequest, scope: Scope) -
     if images is None:
         yield
         return
-    tenant = get_tenant(scope)
-    owner = "" if tenant is None else tenant.name
+    owner = get_tenant_name(scope)
     held = HeldBytes(gateway.body_budget, owner)
     fetcher, limit = gateway.image_fetcher, gateway.config.max_image_bytes
 
@@ -57,26 +56,3 @@ def hold_images(gateway: Gateway, generation: GenerationRequest, scope: Scope) -
     finally:
         images.fetch = None
         held.release()
-
-
-class HeldBytes:
-    """Bytes of one request's images that count against the limit on all bodies."""
-
-    def __init__(self, budget: BodyBudget, owner: str) -> None:
-        self._budget = budget
-        self._owner = owner
-        self._size = 0
-
-    def add(self, size: int) -> None:
-        """Count more bytes.
-
-        Raises:
-            ApiError: 429 or 503 if the limit is exceeded.
-        """
-        self._budget.reserve(size, self._owner)
-        self._size += size
-
-    def release(self) -> None:
-        """Stop counting the bytes."""
-        self._budget.release(self._size, self._owner)
-        self._size = 0

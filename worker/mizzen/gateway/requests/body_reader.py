@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from starlette.types import Scope
 
 from mizzen.gateway.admission.fair_mutex import FairMutex
-from mizzen.gateway.auth.authentication import get_tenant
+from mizzen.gateway.auth.authentication import get_tenant_name
 from mizzen.gateway.errors import invalid
 
 SMALL_BYTES = 64 * 1024
@@ -59,8 +59,7 @@ class BodyReader:
             check_containers(body)
             return parse(body)
 
-        tenant = get_tenant(scope)
-        return await self._run_in_pool(work, "" if tenant is None else tenant.name)
+        return await self._run_in_pool(work, get_tenant_name(scope))
 
     async def _run_in_pool(self, work: Callable[[], R], group: str) -> R:
         """Run `work` in the thread while holding the mutex, which groups (tenants) acquire in turn.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
-from mizzen.gateway.auth.authentication import get_tenant
+from mizzen.gateway.auth.authentication import get_tenant_name
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.requests.exchange import GenerationExchange
 from mizzen.gateway.requests.generation_request import GenerationRequest
@@ -118,8 +118,7 @@ def shift_indices(error: ApiError, count: int) -> None:
 
 def owner_of(scope: Scope) -> str:
     """Return the owner of the responses of a request: the name of its API key, empty if there are no keys."""
-    tenant = get_tenant(scope)
-    return "" if tenant is None else tenant.name
+    return get_tenant_name(scope)
 
 
 def find_response(gateway: Gateway, scope: Scope, response_id: str) -> StoredResponse:
