@@ -52,19 +52,23 @@ def read_image_rules(
     return None
 
 
+def read_added_tokens(tokenizer: Mapping[str, Any]) -> dict[str, int]:
+    """Return the ids of the added tokens of a tokenizer.json by text; malformed entries are left out."""
+    added = tokenizer.get("added_tokens")
+    return {
+        token["content"]: token["id"]
+        for token in (added if isinstance(added, list) else [])
+        if isinstance(token, dict) and isinstance(token.get("content"), str) and type(token.get("id")) is int
+    }
+
+
 def load_image_rules(folder: Path) -> ImageRules | None:
     """Read the rules for images of the model in a folder; see `read_image_rules`.
 
     Raises:
         ValueError: a file cannot be read or has an invalid value.
     """
-    tokenizer = _load_object(folder / "tokenizer.json")
-    added = tokenizer.get("added_tokens")
-    tokens = {
-        token["content"]: token["id"]
-        for token in (added if isinstance(added, list) else [])
-        if isinstance(token, dict) and isinstance(token.get("content"), str) and type(token.get("id")) is int
-    }
+    tokens = read_added_tokens(_load_object(folder / "tokenizer.json"))
     return read_image_rules(
         _load_object(folder / "config.json"), _load_object(folder / "preprocessor_config.json"), tokens
     )

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mizzen.images.rules import read_added_tokens
+
 _BEGIN, _END = "\ue000", "\ue001"
 """Characters of private use around a mark, so that no other token of the tokenizer overlaps its ends."""
 
@@ -37,10 +39,10 @@ def new_mark(placeholder: str) -> ImageMark:
 def added_tokens(tokenizer_json: bytes) -> dict[str, int]:
     """Return the ids of the added tokens of a `tokenizer.json` by their texts; empty if it is malformed."""
     try:
-        tokens = json.loads(tokenizer_json).get("added_tokens", ())
-        return {str(token["content"]): int(token["id"]) for token in tokens}
-    except (ValueError, AttributeError, KeyError, TypeError):
+        tokenizer = json.loads(tokenizer_json)
+    except ValueError:
         return {}
+    return read_added_tokens(tokenizer) if isinstance(tokenizer, dict) else {}
 
 
 def rename_token(tokenizer_json: bytes, old: str, new: str) -> bytes:
