@@ -144,12 +144,14 @@ def image_part(block: ImageBlock, path: str) -> ImagePart:
     Raises:
         ImagePartError: 400 if the source lacks its data.
     """
-    data = block.source.data if block.source.type == "base64" else block.source.url
-    if data is None:
-        name = "data" if block.source.type == "base64" else "url"
+    given = block.source
+    if given.type == "base64" and given.data is not None:
+        source = ImageSource(path, base64=given.data)
+    elif given.type == "url" and given.url is not None:
+        source = ImageSource(path, given.url)
+    else:
+        name = "data" if given.type == "base64" else "url"
         raise ImagePartError(path, f"source.{name} is required", "missing_field")
-    is_url = block.source.type == "url"
-    source = ImageSource(path, data if is_url else "", None if is_url else data)
     return ImagePart(type="image_url", source=source)
 
 

@@ -23,9 +23,10 @@ async def load_text_model(
         StreamLost: the engine did not send the files.
         ValueError, MalformedFrame: the files are malformed or not supported.
     """
-    own_files = await link.fetch_files((*PROPERTY_FILES, *(IMAGE_FILES if welcome.images else ())))
+    image_names = IMAGE_FILES if welcome.images else ()
+    own_files = await link.fetch_files((*PROPERTY_FILES, *image_names))
     properties = read_model_properties(welcome, own_files)
-    image_files = {name: own_files[name] for name in IMAGE_FILES if name in own_files and welcome.images}
+    image_files = {name: own_files[name] for name in image_names if name in own_files}
     name = text_model_name(welcome.tokenizer_hash, image_files)
     text = texts.get(name)
     if text is None:

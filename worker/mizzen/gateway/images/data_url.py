@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode the Base64 text of images, on its own or in a `data:` URL (RFC 2397).
+"""Decode images from Base64 text (RFC 4648), or from `data:` URLs that contain such text (RFC 2397).
 
-The decoder of the standard library holds the GIL, so that long texts are decoded in pieces.
+The decoder of the standard library holds the GIL while it runs; long texts are therefore decoded in pieces.
 """
 
 from __future__ import annotations

@@ -118,8 +118,8 @@ class ImageFetcher:
         try:
             async with asyncio.timeout(FETCH_SECONDS), self._place(tenant):
                 url = parse_image_url(text)
-                addresses = await self._find_addresses(url.host)
-                return await self._download(url, addresses[0], limit, received)
+                address = await self._find_address(url.host)
+                return await self._download(url, address, limit, received)
         except TimeoutError:
             raise FetchFailed(f"it took longer than {FETCH_SECONDS:g} s") from None
         except (ValueError, OSError, h11.ProtocolError) as error:
@@ -138,8 +138,8 @@ class ImageFetcher:
             if not tenant_places.users:
                 del self._tenants[tenant]
 
-    async def _find_addresses(self, host: str) -> list[str]:
-        """Return the addresses of an allowed host after checking each of them.
+    async def _find_address(self, host: str) -> str:
+        """Return the first address of an allowed host after checking all its addresses.
 
         Raises:
             FetchFailed: the host or one of its addresses is not allowed.
@@ -150,7 +150,7 @@ class ImageFetcher:
         refused = [address for address in addresses if not self._addresses.allows(address)]
         if refused or not addresses:
             raise FetchFailed(f"{host} has addresses that are not public: {', '.join(refused)}")
-        return addresses
+        return addresses[0]
 
     async def _download(
         self, url: ParsedImageUrl, address: str, limit: int, received: Callable[[int], None]

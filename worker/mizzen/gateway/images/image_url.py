@@ -59,13 +59,13 @@ def check_host(host: str) -> str:
     """
     if len(host) > MAX_HOST_CHARACTERS or not _HOST.fullmatch(host):
         raise ValueError(f"{host[:80]!r} is not a host name in lower case")
-    if _NUMBER.fullmatch(host.rpartition(".")[2]):
+    if is_address(host):
         ipaddress.IPv4Address(host)
     return host
 
 
 def is_address(host: str) -> bool:
-    """Return whether a checked host is an address."""
+    """Return whether a host is an address of IPv4 for parsers, because its last label is a number."""
     return _NUMBER.fullmatch(host.rpartition(".")[2]) is not None
 
 

@@ -79,7 +79,7 @@ class ImageCollector:
 
     def __init__(self, limits: ImageLimits) -> None:
         self._limits = limits
-        self.images: list[RequestImage] = []
+        self._images: list[RequestImage] = []
 
     def add(self, source: ImageSource) -> None:
         """Read the next image; an image with an https URL is only checked for the form of its URL.
@@ -88,7 +88,7 @@ class ImageCollector:
             ImagePartError: the request has too many images, or the image is invalid or too large.
         """
         limits = self._limits
-        if len(self.images) >= limits.count:
+        if len(self._images) >= limits.count:
             reason = f"a request may have at most {limits.count} images (--max-images)"
             raise ImagePartError(source.path, reason, "too_many_images")
         if source.detail not in (None, *DETAILS):
@@ -103,7 +103,11 @@ class ImageCollector:
                 image.url = self._check_url(source)
         except ValueError as error:
             raise ImagePartError(source.path, str(error)) from None
-        self.images.append(image)
+        self._images.append(image)
+
+    def finish(self, pixels: PixelLimits | None) -> RequestImages | None:
+        """Return the images, with the bounds on pixels that the request sets; None if it has no images."""
+        return RequestImages(self._images, self._limits, pixels) if self._images else None
 
     def _check_url(self, source: ImageSource) -> str:
         """Return the URL of an image that the gateway is to fetch."""

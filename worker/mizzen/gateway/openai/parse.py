@@ -38,7 +38,7 @@ from mizzen.images.types import PixelLimits
 
 DEFAULT_COMPLETION_TOKENS = 16
 DEFAULT_FAMILIES = FamilyOptions()
-NO_IMAGE_OPTIONS = ImageLimits()
+DEFAULT_IMAGE_LIMITS = ImageLimits()
 RESERVED_TEMPLATE_KWARGS = (
     "messages",
     "tools",
@@ -56,7 +56,7 @@ class RequestParser:
         families: FamilyOptions = DEFAULT_FAMILIES,
         *,
         strict_fields: bool = False,
-        image_limits: ImageLimits = NO_IMAGE_OPTIONS,
+        image_limits: ImageLimits = DEFAULT_IMAGE_LIMITS,
     ) -> None:
         """Create a parser.
 
@@ -103,7 +103,7 @@ class RequestParser:
             **common_fields(request),
             ignored_fields=collect_paths(ignored, hosted),
             messages=messages,
-            images=request_images(collector, self._image_limits, request.mm_processor_kwargs),
+            images=request_images(collector, request.mm_processor_kwargs),
             template_arguments=template_arguments(request),
             add_generation_prompt=opens,
             continue_final_message=bool(request.continue_final_message),
@@ -186,9 +186,7 @@ class RequestParser:
         )
 
 
-def request_images(
-    collector: ImageCollector, limits: ImageLimits, options: ProcessorOptions | None
-) -> RequestImages | None:
+def request_images(collector: ImageCollector, options: ProcessorOptions | None) -> RequestImages | None:
     """Return the collected images of a request with its bounds on their pixels; None if there are no images.
 
     Raises:
@@ -200,7 +198,7 @@ def request_images(
         if (options.min_pixels or 0) > (options.max_pixels or MAX_INT32):
             field = "mm_processor_kwargs.min_pixels"
             raise invalid(f"{field} must be at most max_pixels", field, "out_of_range")
-    return RequestImages(collector.images, limits, pixels) if collector.images else None
+    return collector.finish(pixels)
 
 
 def common_fields(request: CommonFields) -> dict[str, Any]:

@@ -199,7 +199,7 @@ def tokenize_generations(
                 sampling=NO_SAMPLING,
                 prompt_field="messages",
                 messages=messages,
-                images=request_images(collector, image_limits, request.mm_processor_kwargs),
+                images=request_images(collector, request.mm_processor_kwargs),
                 template_arguments=arguments,
                 output_form=ChatOutputForm(tools=None, options=families),
                 add_generation_prompt=opens_assistant_turn(request),

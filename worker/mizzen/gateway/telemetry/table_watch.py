@@ -88,7 +88,7 @@ def table_version(services: Iterable[Service], synced: bool, tenants: TenantRegi
         parts.append(f"{service.name} {service.waiting_requests > 0} {service.table.key_names}")
         parts += sorted(
             f"{engine.discovered.uid} {engine.name} {engine.state} {engine.revision} {engine.key_names}"
-            f" {engine.problem} {_quantization(engine)} {_task(engine)} {_images(engine)}"
+            f" {engine.problem} {_quantization(engine)} {_task(engine)} {engine.accepts_images}"
             for engine in service.table
         )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
@@ -119,7 +119,7 @@ def routing_table(services: Iterable[Service], synced: bool, tenants: TenantRegi
                 "quantization": _quantization(engine),
                 "task": _task(engine),
                 "expertGroups": _expert_groups(engine),
-                "images": _images(engine),
+                "images": engine.accepts_images,
                 "requests": engine.requests,
                 "problem": engine.problem,
                 "protocol": engine.link.protocol,
@@ -146,11 +146,6 @@ def _quantization(engine: EngineClient) -> str:
 def _expert_groups(engine: EngineClient) -> int:
     """Return the number of an engine's groups of ranks with different experts; 0 if it is unknown."""
     return engine.link.welcome.expert_groups if engine.link.welcome else 0
-
-
-def _images(engine: EngineClient) -> bool:
-    """Return whether an engine accepts images; false if it is unknown."""
-    return engine.link.welcome is not None and engine.link.welcome.images
 
 
 def _stats(engine: EngineClient) -> dict[str, int] | None:
