@@ -114,6 +114,15 @@ async def need(engine: PartReader, stream: EngineStream, *contents: bytes) -> No
     await engine.send(NeedImages(stream.rid, digests))
 
 
+async def request_large(link: EngineLink, engine: PartReader, parts: int) -> EngineStream:
+    """Let the engine request an image with a number of full parts; return the stream of its request."""
+    content = bytes(parts * IMAGE_PART_BYTES)
+    stream = generate(link, content)
+    await engine.read()
+    await need(engine, stream, content)
+    return stream
+
+
 async def test_request_has_references_and_no_bytes(connect: Any) -> None:
     link, engine = await connect()
     generate(link, b"cat" * 1000)
@@ -156,12 +165,9 @@ async def test_unknown_digests_and_ended_requests_are_ignored(connect: Any) -> N
 
 async def test_image_that_is_being_sent_is_not_sent_twice(connect: Any) -> None:
     link, engine = await connect()
-    content = bytes(20 * IMAGE_PART_BYTES)
-    stream = generate(link, content)
-    await engine.read()
-    await need(engine, stream, content)
+    stream = await request_large(link, engine, 20)
     first = await engine.read()
-    await need(engine, stream, content)
+    await need(engine, stream, bytes(20 * IMAGE_PART_BYTES))
     rest = await engine.parts(19)
     assert [part.offset // IMAGE_PART_BYTES for part in (first, *rest)] == list(range(20))
     assert link.image_counts.requested == 1
@@ -169,10 +175,7 @@ async def test_image_that_is_being_sent_is_not_sent_twice(connect: Any) -> None:
 
 async def test_other_requests_overtake_a_large_image(connect: Any) -> None:
     link, engine = await connect()
-    content = bytes(40 * IMAGE_PART_BYTES)
-    stream = generate(link, content)
-    await engine.read()
-    await need(engine, stream, content)
+    await request_large(link, engine, 40)
     await engine.parts(1)
     generate(link)
     before = 0
@@ -197,10 +200,7 @@ async def test_requests_take_turns(connect: Any) -> None:
 
 async def test_engine_that_does_not_read_holds_a_bounded_number_of_parts(connect: Any) -> None:
     link, engine = await connect()
-    content = bytes(40 * IMAGE_PART_BYTES)
-    stream = generate(link, content)
-    await engine.read()
-    await need(engine, stream, content)
+    stream = await request_large(link, engine, 40)
     await asyncio.sleep(0.5)
     assert link.image_counts.sent_bytes < 5 * QUEUED_PARTS * IMAGE_PART_BYTES
     sent = link.image_counts.sent_bytes

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import ipaddress
 import json
 import ssl
@@ -20,11 +19,9 @@ import httpx
 import openai
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from certificate_files import write_certificate
 from mizzen.gateway.app import create_app
 from mizzen.gateway.grpc.server import start_grpc
 from mizzen.gateway.http import request_bodies
@@ -247,34 +244,7 @@ async def test_cors_for_configured_origins_with_keys(live: Any, scripted: Any, k
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     """Create a self-signed certificate for 127.0.0.1; return the paths of the certificate and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    cert_path, key_path = folder / "tls.crt", folder / "tls.key"
-    replace_file(cert_path, signed.public_bytes(serialization.Encoding.PEM).decode())
-    replace_file(
-        key_path,
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ).decode(),
-    )
-    return cert_path, key_path
+    return write_certificate(folder, name, x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
 
 
 async def test_tls_reloads_a_changed_certificate(live: Any, scripted: Any, tmp_path: Path) -> None:

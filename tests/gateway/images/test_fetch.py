@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -14,10 +13,8 @@ from typing import Any
 import httpx
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
+from certificate_files import write_certificate
 from image_part_kit import image_part, png
 from mizzen.gateway.app import create_app
 from mizzen.gateway.config import GatewayConfig
@@ -95,27 +92,10 @@ REFUSED_ADDRESSES = (
 
 def make_tls(folder: Path, *names: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """Return settings of TLS for a server with a certificate for the names, and for clients that trust it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
-    now = datetime.datetime.now(datetime.UTC)
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    encoding, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    (folder / "tls.crt").write_bytes(signed.public_bytes(encoding))
-    (folder / "tls.key").write_bytes(key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain))
+    certificate, key = write_certificate(folder, "test", *map(x509.DNSName, names))
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    server.load_cert_chain(folder / "tls.crt", folder / "tls.key")
-    return server, ssl.create_default_context(cafile=str(folder / "tls.crt"))
+    server.load_cert_chain(certificate, key)
+    return server, ssl.create_default_context(cafile=str(certificate))
 
 
 def response(content: bytes, *headers: str, status: str = "200 OK") -> bytes:
@@ -262,7 +242,7 @@ async def test_a_fetch_has_a_deadline_and_keys_have_few_at_a_time(
     await asyncio.sleep(0.1)
     waiting = asyncio.create_task(fetch(web, "https://img.example.com/ok", "alice"))
     assert await fetch(web, "https://img.example.com/ok", "bob") == FILE
-    assert not waiting.done()  # for a place of its own key
+    assert not waiting.done()  # the key alice has its maximum number of fetches
     waiting.cancel()
     for failure in await asyncio.gather(*slow, return_exceptions=True):
         assert isinstance(failure, FetchFailed)

@@ -23,6 +23,11 @@ def chat(*parts: Any, role: str = "user", **fields: Any) -> dict[str, Any]:
     return {"model": "demo", "messages": [{"role": role, "content": list(parts)}], "max_tokens": 2, **fields}
 
 
+def linked(url: str) -> dict[str, Any]:
+    """Return the part of a chat message with an image that has this URL."""
+    return {"type": "image_url", "image_url": url}
+
+
 def responses(*content: Any) -> dict[str, Any]:
     """Return the body of a Responses request with one message."""
     return {"model": "demo", "input": [{"role": "user", "content": list(content)}], "max_output_tokens": 2}
@@ -89,41 +94,13 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (chat({"type": "image_url"}), "messages[0].content[0].image_url", "is required"),
     (chat({**IMAGE, "text": "a"}), "messages[0].content[0].text", "not allowed beside"),
     (chat({"type": "text", "image_url": "data:"}), "messages[0].content[0].type", "needs the type"),
-    (
-        chat({"type": "image_url", "image_url": "data:image/png,abc"}),
-        "messages[0].content[0]",
-        "must have the form",
-    ),
-    (
-        chat({"type": "image_url", "image_url": "data:image/png;base64,a"}),
-        "messages[0].content[0]",
-        "not valid Base64",
-    ),
-    (
-        chat({"type": "image_url", "image_url": "data:;base64,AA==AAAA"}),
-        "messages[0].content[0]",
-        "not valid Base64",
-    ),
-    (
-        chat({"type": "image_url", "image_url": "data:;base64,"}),
-        "messages[0].content[0]",
-        "the image is empty",
-    ),
-    (
-        chat({"type": "image_url", "image_url": "data:;base64,AAAA"}),
-        "messages[0].content[0]",
-        "unknown format",
-    ),
-    (
-        chat({"type": "image_url", "image_url": "ftp://a/b"}),
-        "messages[0].content[0]",
-        "must begin with data:",
-    ),
-    (
-        chat({"type": "image_url", "image_url": "https://a.b/c"}),
-        "messages[0].content[0]",
-        "--image-urls is refused",
-    ),
+    (chat(linked("data:image/png,abc")), "messages[0].content[0]", "must have the form"),
+    (chat(linked("data:image/png;base64,a")), "messages[0].content[0]", "not valid Base64"),
+    (chat(linked("data:;base64,AA==AAAA")), "messages[0].content[0]", "not valid Base64"),
+    (chat(linked("data:;base64,")), "messages[0].content[0]", "the image is empty"),
+    (chat(linked("data:;base64,AAAA")), "messages[0].content[0]", "unknown format"),
+    (chat(linked("ftp://a/b")), "messages[0].content[0]", "must begin with data:"),
+    (chat(linked("https://a.b/c")), "messages[0].content[0]", "--image-urls is refused"),
     (chat(*[IMAGE] * 3), "messages[0].content[2]", "at most 2 images (--max-images)"),
     (chat(TEXT, image_part(png(101, 100))), "messages[0].content[1]", "--max-image-pixels"),
     (chat(image_part(FILE + bytes(4000))), "messages[0].content[0]", "--max-image-bytes"),
