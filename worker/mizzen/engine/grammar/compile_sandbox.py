@@ -15,6 +15,7 @@ import sys
 import threading
 from dataclasses import asdict
 
+from mizzen.common.child_process import SINGLE_THREADED
 from mizzen.core.sampling_params import Grammar
 from mizzen.engine.grammar.errors import CompilerUnavailable, CompileTimeout, GrammarError
 from mizzen.engine.grammar.limits import SPARE_SECONDS, GrammarLimits
@@ -23,8 +24,6 @@ log = logging.getLogger(__name__)
 
 EXIT_NOTICE_SECONDS = 0.2
 """Time to wait, after a child has ended without a reply, to see whether the sandbox process exits too."""
-SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Environment variables that keep libraries from starting threads, because the sandbox process forks."""
 
 
 class GrammarSandbox:
@@ -144,7 +143,7 @@ class GrammarSandbox:
                 stdin=subprocess.DEVNULL,
                 env={
                     **os.environ,
-                    **SINGLE_THREADED,
+                    **SINGLE_THREADED,  # the sandbox process forks
                     "CUDA_VISIBLE_DEVICES": "",
                     "TOKENIZERS_PARALLELISM": "false",
                 },

@@ -14,13 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import signal
 import socket
-import sys
 from typing import Any
 
-from mizzen.common.parent_death import set_parent_death_signal
+from mizzen.common.child_process import limit_memory, run_behind_parent, set_parent_death_signal
 from mizzen.core.sampling_params import Grammar, GrammarKind
 from mizzen.engine.grammar.errors import GrammarError
 from mizzen.engine.grammar.limits import SPARE_SECONDS, GrammarLimits
@@ -35,13 +33,8 @@ def apply_limits(limits: GrammarLimits, parent: int) -> None:
     for number in (signal.SIGALRM, signal.SIGPROF):
         signal.signal(number, signal.SIG_DFL)  # ends the process, even in native code
     set_timers(limits.compile_seconds, limits)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     set_parent_death_signal(parent)
-    if sys.platform == "linux":
-        with open("/proc/self/statm") as file:
-            used_bytes = int(file.read().split()[0]) * resource.getpagesize()
-        limit_bytes = used_bytes + limits.compile_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+    limit_memory(limits.compile_bytes)
 
 
 def set_timers(seconds: float, limits: GrammarLimits) -> None:
@@ -103,10 +96,7 @@ def main() -> None:
     parser.add_argument("--target", type=json.loads, required=True)
     parser.add_argument("--limits", type=json.loads, required=True)
     args = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # The engine receives these signals too, and stops this process by closing its end of the socket.
-        signal.signal(number, signal.SIG_IGN)
-    os.nice(5)
+    run_behind_parent()
     with socket.socket(fileno=args.fd) as control:
         try:
             serve(control, args.target, GrammarLimits(**args.limits))

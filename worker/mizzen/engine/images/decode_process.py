@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from mizzen.common.child_process import SINGLE_THREADED
 from mizzen.core.images.types import Pixels
 from mizzen.engine.images.buffers import create_pixel_memory, map_pixels, share_content
 from mizzen.engine.images.messages import MESSAGE_BYTES, DecodeReady, DecodeReply
@@ -23,7 +24,6 @@ from mizzen.engine.images.tasks import DecodeTask
 
 KEPT_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH")
 """Environment variables that the process inherits, because Python may need them to find its modules."""
-SINGLE_THREADED = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
 """Variables of glibc: the process keeps up to 64 MiB of freed memory for the next image, because page faults
 would take a third of the time of an image."""

@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import os
 import pickle
-import signal
 import socket
 
 import msgspec
 import numpy as np
 
-from mizzen.common.parent_death import set_parent_death_signal
+from mizzen.common.child_process import run_behind_parent, set_parent_death_signal
 from mizzen.engine.images.buffers import map_pixels, read_content
 from mizzen.engine.images.messages import MESSAGE_BYTES, DecodeJob, DecodeReady, DecodeReply
 from mizzen.engine.images.sandbox import limit_resources, prefer_in_memory_shortage, restrict_system_calls
@@ -80,10 +79,7 @@ def main() -> None:
     parser.add_argument("--memory-bytes", type=int, required=True)
     args = parser.parse_args()
     set_parent_death_signal(args.parent)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # The engine receives these signals too, and stops this process itself.
-        signal.signal(number, signal.SIG_IGN)
-    os.nice(5)
+    run_behind_parent()
     with socket.socket(fileno=args.fd) as control:
         try:
             serve(control, prepare(control, args.memory_bytes))

@@ -16,6 +16,8 @@ import struct
 import sys
 from dataclasses import dataclass
 
+from mizzen.common.child_process import limit_memory
+
 PR_SET_NO_NEW_PRIVS = 38
 PR_SET_SECCOMP = 22
 SECCOMP_MODE_FILTER = 2
@@ -100,14 +102,9 @@ def limit_resources(memory_bytes: int) -> None:
     Args:
         memory_bytes: Maximum address space in bytes, in addition to what the process uses now.
     """
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_DESCRIPTORS, MAX_DESCRIPTORS))
-    if sys.platform == "linux":
-        with open("/proc/self/statm") as file:
-            used_bytes = int(file.read().split()[0]) * resource.getpagesize()
-        limit_bytes = used_bytes + memory_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+    limit_memory(memory_bytes)
 
 
 def prefer_in_memory_shortage() -> None:

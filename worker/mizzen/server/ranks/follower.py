@@ -19,8 +19,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mizzen.common.child_process import set_parent_death_signal
 from mizzen.common.json_log import set_up_logging
-from mizzen.common.parent_death import set_parent_death_signal
 from mizzen.engine.config import EngineOptions
 from mizzen.server.metric_catalogue import Phase
 from mizzen.server.ranks.heartbeat import HeartbeatWriter

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, Protocol, TypeVar
 
+from mizzen.common.child_process import set_parent_death_signal
 from mizzen.common.json_log import set_up_logging
-from mizzen.common.parent_death import set_parent_death_signal
 from mizzen.server.config import EngineConfig
 from mizzen.server.engine_api import EngineProtocol
 from mizzen.server.image_model import RulesImageModel

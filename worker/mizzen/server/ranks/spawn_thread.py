@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Thread that keeps rank processes alive.
 
-Every rank process calls `set_parent_death_signal` of `mizzen.common.parent_death`, and dies with its parent.
+Every rank process calls `set_parent_death_signal` of `mizzen.common.child_process`, and dies with its parent.
 To the kernel, the parent is a thread, which `SpawnThread` keeps alive.
 """
 
