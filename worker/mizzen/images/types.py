@@ -61,6 +61,11 @@ class ImageGeometry:
     embeddings: int
     """Number of embeddings of the image."""
 
+    @property
+    def pixel_shape(self) -> tuple[int, int, int, int]:
+        """Shape of the pixels that the encoder receives, uint8 [tiles, height, width, 3]."""
+        return self.tiles, self.height, self.width, 3
+
 
 @dataclass(frozen=True, slots=True)
 class PixelNormalization:

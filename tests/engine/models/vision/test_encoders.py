@@ -46,7 +46,7 @@ def test_qwen(twin: str, load_encoder: LoadEncoder, tmp_path: Path) -> None:
     model = save_vision_twin(tmp_path, twin, TOWERS[twin])
     encoder = load_encoder(tmp_path)
     processor = Qwen2VLImageProcessorPil(patch_size=4, do_resize=False)
-    assert encoder.deepstack_layers == (2 if twin.startswith("qwen3") else 0)
+    assert encoder.config.deepstack_layers == (2 if twin.startswith("qwen3") else 0)
     for height, width in [(8, 8), (8, 72), (48, 24), (24, 48), (32, 40), (56, 80), (80, 16), (88, 88)]:
         pixels = random_pixels(height, width)
         inputs = processor(Image.fromarray(pixels), return_tensors="pt")
@@ -84,7 +84,7 @@ def as_tiles(pixels: np.ndarray[Any, Any], height: int, width: int) -> list[Imag
 def test_llava(twin: str, changes: dict[str, Any], load_encoder: LoadEncoder, tmp_path: Path) -> None:
     model = save_vision_twin(tmp_path, twin, TOWERS[twin], **changes)
     encoder = load_encoder(tmp_path)
-    assert encoder.deepstack_layers == 0
+    assert encoder.config.deepstack_layers == 0
     processor = CLIPImageProcessorPil if "clip" in twin else SiglipImageProcessorPil
     pixels = random_pixels(24, 24)
     inputs = processor(do_resize=False, do_center_crop=False)(Image.fromarray(pixels), return_tensors="pt")

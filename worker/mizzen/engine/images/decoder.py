@@ -260,11 +260,10 @@ def _make_job(
     """
     if not content:
         raise InvalidImage("the image is empty")
-    geometry = rules.geometry(*header_size, limits)
     return DecodeJob(
         content_bytes=len(content),
         header_size=header_size,
         min_pixels=limits.min_pixels,
         max_pixels=limits.max_pixels,
-        shape=(geometry.tiles, geometry.height, geometry.width, 3),
+        shape=rules.geometry(*header_size, limits).pixel_shape,
     )

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mizzen.core.images.types import Pixels
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.execution.image_store import ImageStore
 from mizzen.engine.loading.memory_budget import MemoryShortage
@@ -22,18 +21,11 @@ from mizzen.engine.loading.model_setup import DUMMY_SEED, measure_targets, zeros
 from mizzen.engine.loading.served_images import ServedImages, estimate_encoding_bytes
 from mizzen.engine.loading.vision_setup import load_vision_encoder
 from mizzen.engine.uploader import Uploader
-from mizzen.images.types import ImageGeometry
 from mizzen.layers.context import BuildContext
 from mizzen.models.served_model import ServedModel
-from mizzen.models.vision.config import CHANNELS
 from mizzen.models.vision.encoder import VisionEncoder
 from mizzen.parallel.collectives import SINGLE_RANK
 from mizzen.parallel.process_group import RankGroup
-
-
-def blank_pixels(geometry: ImageGeometry) -> Pixels:
-    """Return black pixels of an image."""
-    return np.zeros((geometry.tiles, geometry.height, geometry.width, CHANNELS), np.uint8)
 
 
 class ImageMemory:
@@ -104,7 +96,7 @@ class ImageMemory:
         largest = self.images.largest
         if self.device.type == "cpu":
             return estimate_encoding_bytes(self.images.vision, largest, self.element)
-        pixels = self.upload(blank_pixels(largest))
+        pixels = self.upload(np.zeros(largest.pixel_shape, np.uint8))
         try:
             return measure_peak_bytes(lambda: encoder(pixels, largest.grid), self.device)
         except torch.cuda.OutOfMemoryError as error:

@@ -175,7 +175,7 @@ def warm_up_images(runner: Runner, rules: ImageRules, *, has_sections: bool) -> 
         digest=digest,
         grid=geometry.grid,
         embeddings=geometry.embeddings,
-        pixels=np.zeros((geometry.tiles, geometry.height, geometry.width, 3), np.uint8),
+        pixels=np.zeros(geometry.pixel_shape, np.uint8),
     )
     chunk = PrefillChunk(
         slot=0,

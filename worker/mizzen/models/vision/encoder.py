@@ -40,11 +40,6 @@ class VisionEncoder:
         self.newline = TowerTensor(build, config.newline, config.output_size) if config.newline else None
         self.features = {index for projector in config.projectors for index in projector.features}
 
-    @property
-    def deepstack_layers(self) -> int:
-        """Number of the decoder's first layers to whose outputs features of the image are added."""
-        return self.config.deepstack_layers
-
     def targets(self) -> Iterator[WeightTarget]:
         """Yield the destinations of all checkpoint tensors."""
         yield from self.embedding.targets()
@@ -52,9 +47,6 @@ class VisionEncoder:
             yield from part.targets()
         if self.newline is not None:
             yield from self.newline.targets()
-
-    def finish(self) -> None:
-        """Prepare the loaded weights; must be called once, before the first image."""
 
     def __call__(self, pixels: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
         """Encode one image.

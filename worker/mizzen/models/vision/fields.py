@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from mizzen.models.block import Activation
-from mizzen.models.config import ACTIVATIONS, read_layer_count
+from mizzen.models.config import ACTIVATIONS
 from mizzen.models.hf_fields import Fields
 from mizzen.models.vision.config import CHANNELS, Normalisation, VisionConfig
 
@@ -115,15 +115,6 @@ def read_rope_theta(fields: Fields) -> float:
     if kind not in ("axial", "default"):
         raise rope.error("rope_type", "must be axial")
     return rope.number("rope_theta", fields.number("rope_theta", ROPE_THETA))
-
-
-def read_depth(fields: Fields, name: str) -> int:
-    """Read the number of layers of a tower.
-
-    Raises:
-        ConfigError: the field is missing, or not a positive integer of a reasonable size.
-    """
-    return read_layer_count(fields, name)
 
 
 def with_normalisation(config: VisionConfig, preprocessor: Fields) -> VisionConfig:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from mizzen.models.block import NormKind
+from mizzen.models.config import read_layer_count
 from mizzen.models.hf_fields import Fields
 from mizzen.models.vision.config import (
     Normalisation,
@@ -23,7 +24,6 @@ from mizzen.models.vision.config import (
 )
 from mizzen.models.vision.fields import (
     CLIP_NORMALISATION,
-    read_depth,
     read_features,
     read_heads,
     read_rope_theta,
@@ -166,7 +166,7 @@ def read_tower(fields: Fields, whole: Mapping[str, Any]) -> VisionConfig | None:
     if not isinstance(kind, str) or kind not in DEFAULTS:
         return None
     tower = tower_fields(fields, DEFAULTS[kind] if "model_type" in described else whole)
-    hidden, layers = tower.integer("hidden_size"), read_depth(tower, "num_hidden_layers")
+    hidden, layers = tower.integer("hidden_size"), read_layer_count(tower, "num_hidden_layers")
     common: dict[str, Any] = {
         "model_type": kind,
         "tensors": LLAVA_TOWER,

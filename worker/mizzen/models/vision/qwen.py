@@ -10,11 +10,11 @@ from math import isqrt
 from typing import Any
 
 from mizzen.models.block import Activation, NormKind
+from mizzen.models.config import read_layer_count
 from mizzen.models.hf_fields import Fields
 from mizzen.models.vision.config import ProjectorConfig, TowerTensors, VisionConfig, VisionNames
 from mizzen.models.vision.fields import (
     CLIP_NORMALISATION,
-    read_depth,
     read_heads,
     read_layer_indices,
     read_rope_theta,
@@ -58,7 +58,7 @@ EPSILON = 1e-6
 def read_qwen2(fields: Fields) -> VisionConfig:
     """Read the tower of Qwen2-VL."""
     tower = tower_fields(fields, QWEN2)
-    layers, hidden = read_depth(tower, "depth"), tower.integer("embed_dim")
+    layers, hidden = read_layer_count(tower, "depth"), tower.integer("embed_dim")
     return VisionConfig(
         model_type="qwen2_vl",
         intermediate_size=int(hidden * tower.number("mlp_ratio")),
@@ -72,7 +72,7 @@ def read_qwen2(fields: Fields) -> VisionConfig:
 def read_qwen2_5(fields: Fields) -> VisionConfig:
     """Read the tower of Qwen2.5-VL, most of whose layers attend within windows."""
     tower = tower_fields(fields, QWEN2_5)
-    layers, hidden = read_depth(tower, "depth"), tower.integer("hidden_size")
+    layers, hidden = read_layer_count(tower, "depth"), tower.integer("hidden_size")
     common = read_common(tower, layers, hidden, "hidden_size")
     window = tower.integer("window_size") // (common["merge"] * common["patch_size"])
     if not window:
@@ -94,7 +94,7 @@ def read_qwen2_5(fields: Fields) -> VisionConfig:
 def read_qwen3(fields: Fields) -> VisionConfig:
     """Read the tower of Qwen3-VL, with features for the decoder's first layers."""
     tower = tower_fields(fields, QWEN3)
-    layers, hidden = read_depth(tower, "depth"), tower.integer("hidden_size")
+    layers, hidden = read_layer_count(tower, "depth"), tower.integer("hidden_size")
     common = read_common(tower, layers, hidden, "hidden_size")
     inner = hidden * common["merge"] ** 2
     positions = tower.integer("num_position_embeddings")
