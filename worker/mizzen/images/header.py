@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from mizzen.images.formats import gif, jpeg, png, webp
 from mizzen.images.formats.orientation import UPRIGHT, swaps_axes
+from mizzen.images.limits import require_pixels
 from mizzen.images.types import ImageHeader, InvalidImage
 
 ACCEPTED_FORMATS = "JPEG, PNG, WebP or GIF"
@@ -22,8 +23,7 @@ def read_header(content: bytes) -> ImageHeader:
         InvalidImage: the file has another format, is damaged within its header, or has no pixels.
     """
     name, (width, height, orientation) = _read_stored(content)
-    if min(width, height) < 1:
-        raise InvalidImage(f"the image has {width} x {height} pixels: width and height must be at least 1")
+    require_pixels(width, height)
     if swaps_axes(orientation):
         width, height = height, width
     return ImageHeader(name, width, height, orientation)

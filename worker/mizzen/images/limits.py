@@ -10,14 +10,23 @@ from mizzen.images.types import InvalidImage, PixelLimits
 MAX_ASPECT_RATIO = 200
 
 
+def require_pixels(width: int, height: int) -> None:
+    """Check that an image has pixels.
+
+    Raises:
+        InvalidImage: it has none.
+    """
+    if min(width, height) < 1:
+        raise InvalidImage(f"the image has {width} x {height} pixels: width and height must be at least 1")
+
+
 def require_aspect_ratio(width: int, height: int, largest: float = MAX_ASPECT_RATIO) -> None:
     """Check that an image has pixels and is not too narrow.
 
     Raises:
         InvalidImage: it has none, or one edge is over `largest` times as long as the other.
     """
-    if min(width, height) < 1:
-        raise InvalidImage(f"the image has {width} x {height} pixels: width and height must be at least 1")
+    require_pixels(width, height)
     if max(width, height) / min(width, height) > largest:
         raise InvalidImage(
             f"the image has {width} x {height} pixels: its longer edge must be at most {largest:g} "

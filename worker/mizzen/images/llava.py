@@ -168,8 +168,7 @@ def _read_resizing(preprocessor: ImageSettings, image_size: int) -> SquareResizi
     square = {"height": image_size, "width": image_size}
     crops = preprocessor.flag("do_center_crop", not is_siglip_processor(preprocessor))
     size = preprocessor.edges("size", {"shortest_edge": image_size} if crops else square)
-    if not preprocessor.flag("do_resize", True):
-        raise preprocessor.error("do_resize", "must be true")
+    preprocessor.require_flag("do_resize")
     if crops and preprocessor.edges("crop_size", square) != square:
         raise preprocessor.error("crop_size", f"must be the image_size of the vision encoder, {image_size}")
     if size != square and not (crops and size.keys() == {"shortest_edge"}):

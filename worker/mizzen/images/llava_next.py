@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mizzen.core.request import Int32
-from mizzen.images.limits import refuse_limits, require_aspect_ratio
+from mizzen.images.limits import refuse_limits, require_pixels
 from mizzen.images.llava import IMAGE_TOKEN_INDEX, SquareTower, read_square_normalization, read_tower
 from mizzen.images.settings import BICUBIC, ImageSettings, find_token_text
 from mizzen.images.types import ImageDrawing, ImageGeometry, PixelLimits, PixelNormalization
@@ -40,7 +40,7 @@ class LlavaNextImageRules:
 
     def geometry(self, width: int, height: int, limits: PixelLimits | None = None) -> ImageGeometry:
         """Return the sizes of an image; see `ImageRules.geometry`."""
-        require_aspect_ratio(width, height, largest=math.inf)
+        require_pixels(width, height)
         refuse_limits(limits, "chooses among fixed resolutions")
         canvas_height, canvas_width = self._choose_resolution(width, height)
         edge = self.tower.image_size
@@ -66,7 +66,7 @@ class LlavaNextImageRules:
         resized = _fit_canvas(width, height, canvas_width, canvas_height)
         corner = (canvas_width - resized[0]) // 2, (canvas_height - resized[1]) // 2
         return (
-            ImageDrawing(tile, self.resample, corner=(0, 0), canvas=tile, tile=tile),
+            ImageDrawing.resize(tile, self.resample),
             ImageDrawing(resized, self.resample, corner, canvas=(canvas_width, canvas_height), tile=tile),
         )
 

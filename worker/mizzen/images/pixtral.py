@@ -66,8 +66,7 @@ class PixtralImageRules:
     ) -> tuple[ImageDrawing, ...]:
         """Return the resizing of an image; see `ImageRules.drawings`."""
         geometry = self.geometry(width, height, limits)
-        size = geometry.width, geometry.height
-        return (ImageDrawing(size, self.resample, corner=(0, 0), canvas=size, tile=size),)
+        return (ImageDrawing.resize((geometry.width, geometry.height), self.resample),)
 
     def expansion(self, geometry: ImageGeometry) -> Int32:
         """Return rows of placeholders, each with the token that ends it."""
@@ -109,8 +108,7 @@ def read_pixtral_rules(
     has_defaults = not config.has("vision_config")
     patch_size = vision.integer("patch_size", 14 if has_defaults else 16)
     image_size = vision.integer("image_size", 1540 if has_defaults else 1024)
-    if not preprocessor.flag("do_resize", True):
-        raise preprocessor.error("do_resize", "must be true")
+    preprocessor.require_flag("do_resize")
     placeholder_id = config.token_id(("image_token_index", "image_token_id"), _IMAGE_TOKEN_INDEX)
     row_end_id, image_end_id = _read_row_tokens(tokens, placeholder_id)
     max_width, max_height = _read_bounds(preprocessor)

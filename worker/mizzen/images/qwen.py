@@ -57,8 +57,7 @@ class QwenImageRules:
     ) -> tuple[ImageDrawing, ...]:
         """Return the resizing of an image; see `ImageRules.drawings`."""
         geometry = self.geometry(width, height, limits)
-        size = geometry.width, geometry.height
-        return (ImageDrawing(size, self.resample, corner=(0, 0), canvas=size, tile=size),)
+        return (ImageDrawing.resize((geometry.width, geometry.height), self.resample),)
 
     def expansion(self, geometry: ImageGeometry) -> Int32:
         """Return one placeholder for each embedding."""
@@ -117,8 +116,7 @@ def read_qwen_rules(
     for name, value in (("patch_size", patch_size), ("merge_size", merge_size)):
         if preprocessor.integer(name, value) != value:
             raise preprocessor.error(name, f"must be that of the vision encoder, {value}")
-    if not preprocessor.flag("do_resize", True):
-        raise preprocessor.error("do_resize", "must be true")
+    preprocessor.require_flag("do_resize")
     placeholder_id = config.token_id(("image_token_id",), _IMAGE_PAD_ID)
     return QwenImageRules(
         placeholder=find_token_text(tokens, placeholder_id, "<|image_pad|>"),

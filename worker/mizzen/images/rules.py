@@ -15,12 +15,6 @@ from mizzen.images.pixtral import read_pixtral_rules
 from mizzen.images.settings import ImageSettings
 from mizzen.images.types import ImageRules
 
-UNSUPPORTED_IMAGES = {
-    "gemma3": "the tokens of an image attend to each other in both directions, which attention kernels lack",
-    "cohere2_vision": "images are cut into tiles whose order and separators are not implemented",
-}
-"""Model types that take images which Mizzen does not serve, each with the reason; their texts are served."""
-
 
 def read_image_rules(
     config: Mapping[str, Any], preprocessor: Mapping[str, Any], tokens: Mapping[str, int]
@@ -49,6 +43,9 @@ def read_image_rules(
         return read_llava_next_rules(model, processor, tokens)
     if model_type == "mistral3":
         return read_pixtral_rules(model, processor, tokens, 2)
+    # Of two families that take images, only texts are served: in Gemma 3, the tokens of an image attend to
+    # each other in both directions, which attention kernels lack, and Cohere 2 Vision cuts images into tiles
+    # whose order and separators are not implemented.
     return None
 
 

@@ -57,6 +57,11 @@ class ImageSettings:
             raise self.error(name, "must be true or false")
         return value
 
+    def require_flag(self, name: str) -> None:
+        """Check that a Boolean is true or missing."""
+        if not self.flag(name, True):
+            raise self.error(name, "must be true")
+
     def text(self, name: str, default: str) -> str:
         """Read a string."""
         value = self._values.get(name)

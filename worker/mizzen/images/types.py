@@ -98,6 +98,11 @@ class ImageDrawing:
     square_color: tuple[int, int, int] | None = None
     """Color of the bars that make the original a square before it is resized; None if it keeps its shape."""
 
+    @classmethod
+    def resize(cls, size: tuple[int, int], resample: int) -> ImageDrawing:
+        """Return the drawing that resizes the image to a single tile of this size (width, height)."""
+        return cls(size, resample, corner=(0, 0), canvas=size, tile=size)
+
 
 class ImageRules(Protocol):
     """Rules of a model by which images are resized and replaced by tokens; implementations can be pickled."""
