@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mizzen.core.sampling_params import Grammar, GrammarKind
-from mizzen.engine.grammar.compile_queue import CompileQueue
+from mizzen.engine.shared_time_queue import SharedTimeQueue
 
 COSTS = st.lists(st.lists(st.floats(0.001, 10.0), min_size=1, max_size=12), min_size=1, max_size=6)
 
@@ -24,7 +24,7 @@ COSTS = st.lists(st.lists(st.floats(0.001, 10.0), min_size=1, max_size=12), min_
 def test_waiting_tenants_times_differ_by_at_most_one_item_of_each(
     costs: list[list[float]],
 ) -> None:
-    turns: CompileQueue[tuple[int, int]] = CompileQueue()
+    turns: SharedTimeQueue[tuple[int, int]] = SharedTimeQueue()
     for tenant, items in enumerate(costs):
         for number in range(len(items)):
             turns.add_waiter(tenant, (tenant, number))
@@ -43,7 +43,7 @@ def test_waiting_tenants_times_differ_by_at_most_one_item_of_each(
 
 @given(st.integers(1, 50), st.floats(0.001, 100.0))
 def test_a_late_tenant_is_next_but_does_not_catch_up(flood: int, cost: float) -> None:
-    turns: CompileQueue[str] = CompileQueue()
+    turns: SharedTimeQueue[str] = SharedTimeQueue()
     for number in range(flood + 3):
         turns.add_waiter(1, f"flood {number}")
     for _ in range(flood):
@@ -62,7 +62,7 @@ def test_a_late_tenant_is_next_but_does_not_catch_up(flood: int, cost: float) ->
 
 
 def test_a_shared_item_is_popped_once_for_the_tenant_served_first() -> None:
-    turns: CompileQueue[str] = CompileQueue()
+    turns: SharedTimeQueue[str] = SharedTimeQueue()
     for item in ("a", "b", "shared"):
         turns.add_waiter(1, item)
     turns.charge(1, 5.0)
@@ -72,7 +72,7 @@ def test_a_shared_item_is_popped_once_for_the_tenant_served_first() -> None:
 
 
 def test_the_largest_tenant_gives_up_its_newest_item() -> None:
-    turns: CompileQueue[str] = CompileQueue()
+    turns: SharedTimeQueue[str] = SharedTimeQueue()
     assert turns.newest_of_largest(1) is None
     for item in ("a", "b", "c"):
         turns.add_waiter(1, item)
@@ -85,7 +85,7 @@ def test_the_largest_tenant_gives_up_its_newest_item() -> None:
 
 
 def test_idle_tenants_are_dropped() -> None:
-    turns: CompileQueue[int] = CompileQueue()
+    turns: SharedTimeQueue[int] = SharedTimeQueue()
     for tenant in range(10_000):
         turns.add_waiter(tenant, tenant)
         assert turns.pop_next() == (tenant, tenant)

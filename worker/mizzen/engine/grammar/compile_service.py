@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 from mizzen.core.outputs import GrammarCounts
 from mizzen.core.sampling_params import Grammar
-from mizzen.engine.grammar.compile_queue import CompileQueue
 from mizzen.engine.grammar.compile_sandbox import GrammarSandbox
 from mizzen.engine.grammar.compiled import CompiledGrammar
 from mizzen.engine.grammar.errors import CompilerUnavailable, CompileTimeout, GrammarError
 from mizzen.engine.grammar.limits import GrammarLimits
+from mizzen.engine.shared_time_queue import SharedTimeQueue
 
 if TYPE_CHECKING:
     from mizzen.engine.grammar.xgrammar_backend import GrammarBuilder
@@ -67,7 +67,7 @@ class CompileLane:
         self.lock = Lock()
         """Guards the builder, because only one thread at a time may use it."""
         self.builder: GrammarBuilder | None = None
-        self.queue: CompileQueue[CompileTask] = CompileQueue()
+        self.queue: SharedTimeQueue[CompileTask] = SharedTimeQueue()
 
 
 class GrammarCompiler:

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from threading import Lock
 
-from mizzen.engine.grammar.compile_queue import CompileQueue
 from mizzen.engine.images.messages import MESSAGE_BYTES, DecodeJob
 from mizzen.engine.images.options import DecoderOptions
 from mizzen.engine.images.pool import UNAVAILABLE, WAITED_TOO_LONG, DecodePool
 from mizzen.engine.images.tasks import DecodedImage, DecodeFailure, DecodeTask, ImageCounts
+from mizzen.engine.shared_time_queue import SharedTimeQueue
 from mizzen.images.types import ImageRules, InvalidImage, PixelLimits
 
 
@@ -48,7 +48,7 @@ class ImageDecoder:
         self._results: list[DecodedImage] = []
         self._lock = Lock()
         """Guards the queue, the tasks, the results and the counters."""
-        self._queue: CompileQueue[DecodeTask] = CompileQueue()
+        self._queue: SharedTimeQueue[DecodeTask] = SharedTimeQueue()
         self._pool: DecodePool | None = None
         self._closed = False
         self._pickled_rules: tuple[ImageRules, bytes] | None = None

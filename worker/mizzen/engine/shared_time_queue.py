@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fair queue of grammars to compile: the tenant that has used the least compile time is next.
+"""Queue of grammars to compile or images to decode: the tenant that has used the least time is next.
 
-When a tenant that had no waiting grammar adds one, its used time is raised to at least the used time of the
-tenant served last. So a tenant cannot save up time while it is idle. Each `CompileLane` has one queue.
+When a tenant that had no waiting item adds one, its used time is raised to at least the used time of the
+tenant served last. So a tenant cannot save up time while it is idle. Each `CompileLane` has one queue, and
+`ImageDecoder` has one.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ class _TenantQueue(Generic[T]):
     """Waiting items of one tenant."""
 
     used: float
-    """Compile time charged to the tenant, in seconds; raised after idle time, so that no credit builds up."""
+    """Time charged to the tenant, in seconds; raised after idle time, so that no credit builds up."""
     items: deque[T] = field(default_factory=deque)
 
 
-class CompileQueue(Generic[T]):
+class SharedTimeQueue(Generic[T]):
     """Waiting items, in a queue per tenant; several tenants may wait for the same item."""
 
     def __init__(self) -> None:
@@ -63,7 +64,7 @@ class CompileQueue(Generic[T]):
                 tenant.items.remove(item)
 
     def charge(self, tenant: int, seconds: float) -> None:
-        """Charge compile time, in seconds, to a tenant."""
+        """Charge time spent on an item, in seconds, to a tenant."""
         if tenant in self._tenants:
             self._tenants[tenant].used += seconds
 
