@@ -72,7 +72,8 @@ class ModelBench:
             self.model, page_size, pages, prefill=backend, decode=backend
         )
         self.upload = Uploader(torch.device("cpu"))
-        self.state = SlotState(16, 64, self.upload, has_rotary_offsets=config.rope.has_sections)
+        has_rotary_offsets = config.vision is not None and config.rope.has_sections
+        self.state = SlotState(16, 64, self.upload, has_rotary_offsets=has_rotary_offsets)
         self.step = StepExecutor(self.model, self.attention, self.state, self.upload)
         self.free = list(np.random.default_rng(7).permutation(pages))
         self.held: dict[int, list[int]] = {}

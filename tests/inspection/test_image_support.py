@@ -11,6 +11,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from mizzen.engine.config import EngineOptions
+from mizzen.images.rules import load_image_rules
+from mizzen.images.types import PixelLimits
 from mizzen.inspection.gpus import GIB
 from mizzen.inspection.inspect_model import Inspection, inspect_model
 from mizzen.inspection.model_files import ModelFiles, read_folder
@@ -60,4 +62,8 @@ def test_the_folder_of_a_model_tells_the_largest_image(tmp_path: Path) -> None:
     result = inspect_model(read_folder(tmp_path), EngineOptions(model=str(tmp_path)))
     assert result.images is not None
     assert not result.images.estimated
-    assert result.images.largest_embeddings == 640
+    # A request may raise min_pixels to max_pixels, and a narrow image is then stretched beyond both.
+    rules = load_image_rules(tmp_path)
+    assert rules is not None
+    stretched = rules.geometry(30, 3000, PixelLimits(640 * 28 * 28, 640 * 28 * 28))
+    assert 640 < stretched.embeddings <= result.images.largest_embeddings == 957
