@@ -270,6 +270,9 @@ def save_random_model(
         for name, weights in model.named_buffers():
             if name.endswith("correction_bias"):
                 weights.normal_(0.0, 0.25)
+    for module in model.modules():
+        if type(module).__name__ == "GptOssExperts":
+            module.limit = config.swiglu_limit  # some versions of Transformers ignore the field
     set_dtype(model, dtype)
     model.save_pretrained(folder)
     return set_dtype(model, torch.float32)

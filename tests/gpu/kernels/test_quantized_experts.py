@@ -17,7 +17,12 @@ from mizzen.layers.quantized.canonical import Codes
 from random_weights import make_weight
 
 pytestmark = [*RUNS_TRITON, pytest.mark.usefixtures("poisoned_buffers")]
-TOLERANCE = 0.02 if GPU else 1e-5
+ROUNDING = torch.finfo(DTYPE).eps / 2
+"""Largest relative error of rounding to the data type of inputs, dequantized weights and results."""
+SUMMING = 128 * torch.finfo(torch.float32).eps
+"""Bound of the relative error of sums of at most 96 products in float32."""
+TINY = 1e-30
+"""Differences that underflow may cause."""
 EXPERTS, HIDDEN, WIDTH, PER_TOKEN = 5, 72, 96, 3
 NAN = float("nan")
 KINDS: dict[str, dict[str, Any]] = {
@@ -59,16 +64,55 @@ def choose(tokens: int, which: str) -> torch.Tensor:
     return chosen.to(DEVICE)
 
 
-def reference(x: torch.Tensor, experts: QuantizedExperts, chosen: torch.Tensor) -> torch.Tensor:
-    """Return the products of all pairs in float64; NaN for those of other ranks."""
+def multiply_exactly(
+    inputs: torch.Tensor, errors: torch.Tensor, experts: QuantizedExperts, chosen: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the products of all pairs, float64 [pairs, rows], and bounds of the errors of a kernel that
+    rounds weights and results to `DTYPE`; NaN for pairs of other ranks.
+
+    Inputs are those of each pair, float64 [pairs, columns], and `errors` bound the errors of the kernel's.
+    """
     weight, rows = experts.weight.dequantize().double(), experts.rows
-    result = torch.full((chosen.numel(), rows), NAN, dtype=torch.float64, device=x.device)
+    result = torch.full((chosen.numel(), rows), NAN, dtype=torch.float64, device=inputs.device)
+    bounds = result.clone()
     for pair, expert in enumerate(chosen.flatten().tolist()):
         if expert < EXPERTS:
-            inputs = x[pair // PER_TOKEN].double()
-            inputs = inputs if experts.orders is None else inputs[experts.orders[expert].long()]
-            result[pair] = weight[expert * rows : (expert + 1) * rows] @ inputs
-    return result
+            order = slice(None) if experts.orders is None else experts.orders[expert].long()
+            own, values, wrong = weight[expert * rows :][:rows], inputs[pair][order], errors[pair][order]
+            result[pair] = own @ values
+            sizes = own.abs() @ (values.abs() + wrong)
+            bound = own.abs() @ wrong + (ROUNDING + SUMMING) * sizes
+            bounds[pair] = bound + ROUNDING * (result[pair].abs() + bound)
+    return result, bounds
+
+
+def multiply_rows(
+    x: torch.Tensor, experts: QuantizedExperts, chosen: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the products of all pairs with tokens x [tokens, columns], and their bounds."""
+    inputs = x.double().repeat_interleave(PER_TOKEN, 0)
+    return multiply_exactly(inputs, torch.zeros_like(inputs), experts, chosen)
+
+
+def gate_exactly(values: torch.Tensor, errors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return silu(gate) * up for values [pairs, 2 * width], and bounds of its errors in `DTYPE`."""
+    (gate, up), (gate_errors, up_errors) = values.chunk(2, 1), errors.chunk(2, 1)
+    factor = torch.nn.functional.silu(gate)
+    factor_errors = 1.1 * gate_errors  # the derivative of SiLU is less than 1.1
+    factor_errors = factor_errors + (ROUNDING + SUMMING) * (factor.abs() + factor_errors)
+    result = factor * up
+    bounds = factor_errors * (up.abs() + up_errors) + factor.abs() * up_errors
+    return result, bounds + ROUNDING * (result.abs() + bounds)
+
+
+def assert_within(found: torch.Tensor, expected: torch.Tensor, bounds: torch.Tensor) -> None:
+    """Check that values differ by less than their bounds, which reach the size of few values."""
+    written = ~expected.isnan()
+    assert torch.equal(~found.isnan(), written)
+    found, expected, bounds = found.double()[written], expected[written], bounds[written] + TINY
+    shares = (found - expected).abs() / bounds
+    assert (shares < 1).all(), f"errors are up to {shares.max().item():.2f} of their bounds"
+    assert not len(bounds) or (bounds < expected.abs() + 2 * TINY).double().mean() > 0.75
 
 
 def multiply(x: torch.Tensor, experts: QuantizedExperts, chosen: torch.Tensor, block: int) -> torch.Tensor:
@@ -85,10 +129,7 @@ def normal(tokens: int, columns: int) -> torch.Tensor:
 def test_products_of_pairs_equal_a_plain_loop(kind: str, ordered: bool) -> None:
     experts = make_experts(kind, HIDDEN, WIDTH, ordered=ordered)
     x, chosen = normal(7, WIDTH), choose(7, "foreign")
-    found = multiply(x, experts, chosen, 16).double()
-    expected = reference(x, experts, chosen)
-    assert expected.nan_to_num().std() > 0.01
-    torch.testing.assert_close(found, expected, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+    assert_within(multiply(x, experts, chosen, 16), *multiply_rows(x, experts, chosen))
 
 
 @pytest.mark.parametrize("which", ["mixed", "one", "foreign"])
@@ -96,9 +137,7 @@ def test_products_of_pairs_equal_a_plain_loop(kind: str, ordered: bool) -> None:
 def test_any_choice_of_experts_is_multiplied(which: str, tokens: int, block: int) -> None:
     experts = make_experts("uint4-zeros", 130, WIDTH)
     x, chosen = normal(tokens, WIDTH), choose(tokens, which)
-    found = multiply(x, experts, chosen, block).double()
-    expected = reference(x, experts, chosen)
-    torch.testing.assert_close(found, expected, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+    assert_within(multiply(x, experts, chosen, block), *multiply_rows(x, experts, chosen))
 
 
 @pytest.mark.parametrize("kind", ["e4m3-blocks", "uint4-zeros"])
@@ -135,15 +174,16 @@ def test_products_sum_the_weighted_outputs(kind: str, which: str) -> None:
     x, chosen = normal(9, HIDDEN), choose(9, which)
     factors = torch.rand(9, PER_TOKEN, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     total = GroupedQuantizedProduct(weights, activation)(x, chosen, factors)
-    expected = torch.zeros(9, HIDDEN, dtype=torch.float64, device=DEVICE)
-    for pair, expert in enumerate(chosen.flatten().tolist()):
-        if expert < EXPERTS:
-            token, k = divmod(pair, PER_TOKEN)
-            inner = activation.gate(weights.gate_up.multiply(x[token : token + 1], expert))
-            expected[token] += factors[token, k] * weights.down.multiply(inner, expert)[0].double()
-    assert total.dtype == torch.float32 and expected.abs().max() > 0.01
-    # Both compute in float32, and outputs of several times the size of a sum cancel each other.
-    torch.testing.assert_close(total.double(), expected, rtol=2 * TOLERANCE, atol=10 * TOLERANCE)
+    inner = gate_exactly(*multiply_rows(x, weights.gate_up, chosen))
+    outputs = multiply_exactly(*inner, weights.down, chosen)
+    products, bounds = (values.nan_to_num().view(9, PER_TOKEN, HIDDEN) for values in outputs)
+    scaled = factors.double()[:, :, None]
+    bounds = (scaled * (bounds + SUMMING * products.abs())).sum(1)
+    expected = (scaled * products).sum(1)
+    assert total.dtype == torch.float32
+    live = (chosen < EXPERTS).any(1)
+    assert not total[~live].any()
+    assert_within(total[live], expected[live], bounds[live])
 
 
 @pytest.mark.skipif(not GPU, reason="needs a CUDA device")

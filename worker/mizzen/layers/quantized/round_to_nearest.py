@@ -87,7 +87,8 @@ def choose_scales(block: torch.Tensor, step: int, largest: float) -> torch.Tenso
     """Return the scales (float32 [rows, groups]) of rows (float32 [rows, columns]) in groups of columns."""
     sizes = block.abs()
     peaks = torch.stack([group.amax(dim=1) for group in sizes.split(step, dim=1)], dim=1)
-    scales = (peaks / largest).clamp_(min=torch.finfo(torch.float32).tiny)
+    # PyTorch multiplies by a reciprocal on GPUs if the divisor is a Python number, which rounds twice.
+    scales = (peaks / torch.full_like(peaks, largest)).clamp_(min=torch.finfo(torch.float32).tiny)
     return torch.where(peaks > 0, scales, 1.0)
 
 
