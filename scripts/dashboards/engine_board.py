@@ -201,24 +201,24 @@ IMAGES = Row(
     (
         Panel(
             "Images",
-            "Images per second that were requested from gateways, because they were in no cache; that arrived, "
-            "were decoded, and were rejected, by reason.",
+            "Images per second of admitted requests, found in caches, received, encoded, and rejected by reason.",
             "ops",
             (
-                Query(grown("images_requested_total", ""), "requested"),
+                Query(grown("images_total", ""), "admitted"),
+                Query(grown("image_prefix_hits_total", ""), "in prefix cache"),
+                Query(grown("image_embedding_hits_total", ""), "embeddings stored"),
                 Query(grown("images_received_total", ""), "received"),
-                Query(grown("images_decoded_total", ""), "decoded"),
+                Query(grown("images_encoded_total", ""), "encoded"),
                 Query(grown("images_rejected_total", "reason"), "rejected: {{reason}}"),
             ),
         ),
         Panel(
-            "Image decode time",
-            "Mean time to decode and resize an image.",
+            "Time per image",
+            "Mean time to decode and resize an image, and that of the vision encoder.",
             "s",
-            (
-                Query(
-                    f"{grown('image_decode_seconds_total', '')} / {grown('images_decoded_total', '')}", "mean"
-                ),
+            tuple(
+                Query(f"{grown(f'image_{step}_seconds_total', '')} / {grown(f'images_{step}d_total', '')}", step)
+                for step in ("decode", "encode")
             ),
             yellow=1, red=5,
         ),

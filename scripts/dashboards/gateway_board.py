@@ -69,10 +69,14 @@ TRAFFIC = Row(
         ),
         Panel(
             "Images",
-            "Images per second whose files engines requested, and that were sent to engines. Images in an "
-            "engine's cache are not requested.",
+            "Images per second of requests by source, images sent to engines that lacked them, and requests "
+            "refused because of an image.",
             "ops",
-            (Query(grown("images_requested_total"), "requested"), Query(grown("images_sent_total"), "sent")),
+            (
+                Query(grown("images_total", "source"), "{{source}}"),
+                Query(grown("images_sent_total"), "sent"),
+                Query(grown("images_refused_total", "cause"), "refused: {{cause}}"),
+            ),
         ),
     ),
 )  # fmt: skip

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import base64
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 from cli_support import Served, stop
@@ -20,6 +23,7 @@ from vision_chat_model import IMAGE_PLACEHOLDER, render_question, save_vision_ch
 pytestmark = [pytest.mark.xdist_group("cli")]
 QUESTION = "What is this?"
 TOKENS = 24
+PAGE_SIZE = 16
 
 
 def picture(seed: int, width: int = 70, height: int = 50, kind: str = "PNG") -> bytes:
@@ -88,14 +92,66 @@ def test_several_images_keep_their_places(served_vision: Served, offline: LLM) -
     assert answer.choices[0].message.content == expected_answer(offline, parts, images)
 
 
-def test_a_repeated_image_comes_from_the_cache(served_vision: Served) -> None:
-    image = picture(7)
-    content = [image_part(image), {"type": "text", "text": QUESTION}]
+def read_metrics(served: Served) -> dict[str, float]:
+    """Return the metrics about images without labels of the gateway and of the engine's only model."""
+    values = {}
+    for process, option in (("engine", "http-port"), ("gateway", "admin-port")):
+        words = " ".join(served.children()[process].cmdline())
+        (port,) = re.findall(rf"--{option}[= ](\d+)", words)
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text
+        lines = re.findall(r'^mizzen_(\w*image\w*)(?:\{model_name="[^"]*"\})? (.+)$', text, re.MULTILINE)
+        values |= {name: float(value) for name, value in lines}
+    return values
+
+
+def wait_for_metric(served: Served, name: str, value: float) -> dict[str, float]:
+    """Wait until a metric has a value, because metrics are published a moment after answers; return all."""
+    end = time.monotonic() + 30
+    while (values := read_metrics(served))[name] != value:
+        assert time.monotonic() < end, (name, value, values)
+        time.sleep(0.05)
+    return values
+
+
+def test_a_repeated_image_needs_no_bytes_no_decoding_and_no_encoder(served_vision: Served) -> None:
+    content = [image_part(picture(7, 120, 130)), {"type": "text", "text": QUESTION * 20}]
     client = served_vision.client()
-    first, again = ask(client, content), ask(client, content)
+    images = read_metrics(served_vision)["engine_images_total"]
+    first = ask(client, content)
+    before = wait_for_metric(served_vision, "engine_images_total", images + 1)
+    again = ask(client, content)
+    after = wait_for_metric(served_vision, "engine_images_total", images + 2)
     assert first.choices[0].message.content == again.choices[0].message.content
     usage = again.usage
-    assert usage.prompt_tokens_details.cached_tokens >= usage.prompt_tokens - 17
+    possible = (usage.prompt_tokens - 1) // PAGE_SIZE * PAGE_SIZE
+    assert possible > 200
+    assert usage.prompt_tokens_details.cached_tokens >= 0.99 * possible
+    assert after["engine_image_prefix_hits_total"] == before["engine_image_prefix_hits_total"] + 1
+    unchanged = (
+        "gateway_images_requested_total",
+        "gateway_images_sent_total",
+        "gateway_image_bytes_sent_total",
+        "engine_images_requested_total",
+        "engine_images_decoded_total",
+        "engine_images_encoded_total",
+        "engine_image_encode_seconds_total",
+    )
+    assert {name: after[name] for name in unchanged} == {name: before[name] for name in unchanged}
+    assert all(before[name] > 0 for name in unchanged)
+    assert after["engine_image_decoding_confined"] == 1
+
+
+def test_an_image_after_another_text_needs_no_bytes_and_no_encoder(served_vision: Served) -> None:
+    content = [{"type": "text", "text": QUESTION}, image_part(picture(8))]
+    client = served_vision.client()
+    images = read_metrics(served_vision)["engine_images_total"]
+    ask(client, content)
+    before = wait_for_metric(served_vision, "engine_images_total", images + 1)
+    ask(client, [{"type": "text", "text": "Answer in one word."}, *content])
+    after = wait_for_metric(served_vision, "engine_images_total", images + 2)
+    assert after["engine_image_embedding_hits_total"] == before["engine_image_embedding_hits_total"] + 1
+    for name in ("engine_images_requested_total", "engine_images_encoded_total"):
+        assert after[name] == before[name]
 
 
 def test_the_apis_of_responses_and_messages_take_images(served_vision: Served, offline: LLM) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +14,22 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from prometheus_client import generate_latest
 
+from mizzen.core.images.counts import ImageUse
 from mizzen.core.images.keys import image_token
 from mizzen.core.kv.block_hashes import block_hashes
 from mizzen.core.request import FinishReason, Int32
+from mizzen.engine.images.statistics import ImageStatistics
 from mizzen.images.digest import image_digest
 from mizzen.images.prompt import expand_placeholders
 from mizzen.images.rules import load_image_rules
+from mizzen.server.metric_catalogue import Phase
+from mizzen.server.metrics import EngineView, build_registry
+from mizzen.server.ranks.rank_status import RankStatus
 from mizzen.server.simulate import SimulatedEngine
 from mizzen.server.simulate_config import SimulateConfig
+from mizzen.server.status_block import StatusReader, StatusWriter, create_status_blocks
 from mizzen.wire.messages import (
     Abort,
     Blocks,
@@ -31,6 +40,7 @@ from mizzen.wire.messages import (
     Refused,
     Welcome,
 )
+from mizzen.wire.server.peers import WireCounters
 
 PLACEHOLDER = 999
 
@@ -130,6 +140,28 @@ def test_second_turn_sends_no_bytes(engine: SimulatedEngine, folder: Path, conne
     assert not any(isinstance(message, NeedImages) for message in gateway.others)
     assert engine.status["images_requested"] == 2
     assert engine.status["images_decoded"] == 2
+    names = ("images", "image_prefix_hits", "images_encoded", "image_processes_confined")
+    gateway.until(lambda: [engine.status[name] for name in names] == [4, 2, 2, 1])
+
+
+@pytest.mark.parametrize(("confined", "lines"), [(None, 0), (True, 1), (False, 1)])
+def test_metrics_say_whether_decoding_is_confined(confined: bool | None, lines: int) -> None:
+    block = create_status_blocks(1)
+    try:
+        status, reader = RankStatus(StatusWriter(block, 0)), StatusReader(block, 0)
+        status.set_images(
+            WireCounters(),
+            ImageStatistics(confined=confined, use=ImageUse(admitted=3, encoded=2), encoding_seconds=0.5),
+        )
+        status.enter_phase(Phase.SERVING)
+        snapshot = reader.read()
+    finally:
+        os.close(block)
+    text = generate_latest(build_registry("m", lambda: EngineView(snapshot, "serving", "", 0.0), 4)).decode()
+    found = re.findall(r'^mizzen_engine_image_decoding_confined\{model_name="m"\} (.+)$', text, re.MULTILINE)
+    assert found == [str(float(bool(confined)))] * lines
+    assert 'mizzen_engine_images_total{model_name="m"} 3.0\n' in text
+    assert 'mizzen_engine_image_encode_seconds_total{model_name="m"} 0.5\n' in text
 
 
 def test_block_hashes_have_the_ids_of_images(engine: SimulatedEngine, folder: Path, connect: Any) -> None:

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.events import AbortRequest, AddRequest, Event, ProvideImage
+from mizzen.core.images.counts import ImageUse
 from mizzen.core.images.planner import PIXELS_AHEAD
 from mizzen.core.images.types import PromptImage
 from mizzen.core.kv.integrity import find_integrity_faults
@@ -153,6 +154,20 @@ def test_a_cached_prefix_needs_neither_pixels_nor_an_encoding() -> None:
     assert device.encoded == [digest("cat")]
     assert len(device.requested) == 1
     assert device.finished[2].cached_tokens == 16
+    assert device.scheduler.images.use == ImageUse(admitted=2, prefix_hits=1, encoded=1)
+
+
+def test_images_are_counted_once_by_the_work_that_they_need() -> None:
+    device = Device(config(steps_in_flight=1, pages_total=16))
+    device.add(image_request(1, [1, ("cat", 9), ("cat", 9), 2], max_tokens=30))
+    device.add(image_request(2, [4, ("cat", 9), ("dog", 9), 3], max_tokens=30))
+    device.run()
+    assert sum(len(plan.starts) for plan in device.plans) > 2, "no request was retracted"
+    device.add(image_request(3, [5, ("dog", 9), 6]))
+    device.run()
+    use = device.scheduler.images.use
+    assert (use.admitted, use.prefix_hits, use.embedding_hits) == (4, 0, 2)
+    assert use.encoded == len(device.encoded)
 
 
 def test_equal_tokens_with_different_images_share_no_page() -> None:

@@ -74,10 +74,14 @@ def test_another_image_gives_another_answer_and_the_same_one_is_cached(name: str
     with LLM(tmp_path, device="cpu", skip_tokenizer=True, threads=1, page_size=4) as llm:
         first = llm.generate([ImagePrompt(ids, [file]) for file in files], params)
         again = llm.generate([ImagePrompt(ids, [file]) for file in files], params)
-        counts = llm.engine.image_counts
+        statistics = llm.engine.image_statistics
     assert [one.token_ids for one in first] == [one.token_ids for one in again]
     assert len({tuple(one.token_ids) for one in first}) > 1
-    assert counts.decoded == len(files)
+    assert statistics.decoding.decoded == len(files)
+    assert statistics.confined
+    use = statistics.use
+    assert (use.admitted, use.prefix_hits, use.encoded) == (2 * len(files), len(files), len(files))
+    assert 0 < statistics.encoding_seconds < 60
     rules = load_image_rules(tmp_path)
     assert rules is not None
     for file, one in zip(files, again, strict=True):

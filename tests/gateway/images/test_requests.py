@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import base64
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
+import mizzen.gateway
 from image_part_kit import data_url, image_part, png
+from mizzen.gateway.images.hold import FETCH_CODE
+from mizzen.gateway.images.limits import IMAGE_ERROR_CODES
 
 FILE = png(56, 56)
 BASE64 = base64.b64encode(FILE).decode()
@@ -119,6 +124,41 @@ async def test_invalid_images_are_named(live: Any, qwen_engine: Any) -> None:
         assert len(error["message"]) < 300
     assert not qwen_engine.requests
     assert gateway.gateway.body_budget.used == 0
+
+
+async def test_metrics_count_images_by_source_and_refusals_by_cause(live: Any, qwen_engine: Any) -> None:
+    gateway = await live(qwen_engine, max_images=2, max_image_bytes=2048, max_image_pixels=10_000)
+    refused = {
+        "too_many_images": chat(*[IMAGE] * 3),
+        "image_too_large": chat(image_part(FILE + bytes(4000))),
+        "invalid_image": chat(linked("data:;base64,AAAA")),
+        "unsupported_content": chat(linked("https://a.b/c")),
+    }
+    for code, body in refused.items():
+        assert (await post(gateway, "/v1/chat/completions", body)).json()["error"]["code"] == code
+    large = chat(image_part(png(101, 100)))
+    assert (await post(gateway, "/v1/chat/completions", large)).json()["error"]["code"] == "image_too_large"
+    for path, body in REQUESTS.items():
+        assert (await post(gateway, path, body)).status_code == 200
+    counts = {"image_too_large": 2}
+    lines = gateway.gateway.metrics_text().decode().splitlines()
+    for code in IMAGE_ERROR_CODES:
+        count = counts.get(code, int(code in refused))
+        assert f'mizzen_gateway_images_refused_total{{cause="{code}"}} {count:.1f}' in lines
+    assert 'mizzen_gateway_images_total{source="data"} 3.0' in lines
+    assert 'mizzen_gateway_images_total{source="https"} 0.0' in lines
+
+
+def test_every_code_of_an_image_error_is_known_to_the_metrics() -> None:
+    """Each call of `ImagePartError` names a code of `IMAGE_ERROR_CODES`, or has the default."""
+    folder = Path(mizzen.gateway.__file__).parent
+    used = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "ImagePartError":
+                code = node.args[2] if len(node.args) > 2 else ast.Constant("invalid_image")
+                used.add(FETCH_CODE if isinstance(code, ast.Name) else ast.literal_eval(code))
+    assert used == set(IMAGE_ERROR_CODES)
 
 
 async def test_other_apis_name_their_own_fields(live: Any, qwen_engine: Any) -> None:

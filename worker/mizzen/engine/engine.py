@@ -22,7 +22,7 @@ from mizzen.core.scheduler import Scheduler
 from mizzen.core.step_plan import Runner
 from mizzen.engine.grammar.pending import POLL_SECONDS, GrammarServices, PendingGrammars
 from mizzen.engine.images.pending import ImageFile, ImageServices, PendingImages
-from mizzen.engine.images.tasks import ImageCounts
+from mizzen.engine.images.statistics import ImageStatistics
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.overlap_loop import OverlapLoop
 from mizzen.images.types import ImageRules
@@ -208,9 +208,9 @@ class Engine:
         return self._images.rules if self._images is not None else None
 
     @property
-    def image_counts(self) -> ImageCounts:
-        """Counters of decoded images since the engine was loaded."""
-        return self._images.counts if self._images is not None else ImageCounts()
+    def image_statistics(self) -> ImageStatistics:
+        """Statistics of images since the engine was loaded."""
+        return ImageStatistics() if self._images is None else self._images.statistics(self._loop.image_use)
 
     def profile(self) -> None:
         """Start a trace with the next step; safe in a signal handler.

@@ -10,6 +10,7 @@ import time
 from collections import deque
 
 from mizzen.core.events import AbortRequest, AddRequest, Event, ProvideImage
+from mizzen.core.images.counts import ImageUse
 from mizzen.core.images.types import MissingImages
 from mizzen.core.outputs import CacheEvents, Load, StepOutput
 from mizzen.core.request import Finished, Request
@@ -69,6 +70,11 @@ class OverlapLoop:
     def waits_for_images(self) -> bool:
         """Whether a request waits for the pixels of an image."""
         return self._scheduler.images.waits
+
+    @property
+    def image_use(self) -> ImageUse:
+        """Counters of the images of requests."""
+        return self._scheduler.images.use
 
     def drain_missing_images(self) -> tuple[MissingImages, ...]:
         """Return the images whose pixels requests need, found since the last call."""

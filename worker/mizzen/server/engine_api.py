@@ -14,7 +14,7 @@ from mizzen.core.images.types import MissingImages
 from mizzen.core.outputs import CacheEvents, GrammarCounts, Load, StepOutput
 from mizzen.core.request import Finished, Request
 from mizzen.engine.images.pending import ImageFile
-from mizzen.engine.images.tasks import ImageCounts
+from mizzen.engine.images.statistics import ImageStatistics
 from mizzen.images.types import ImageRules
 
 
@@ -203,8 +203,8 @@ class EngineProtocol(Protocol):
         ...
 
     @property
-    def image_counts(self) -> ImageCounts:
-        """Counters of decoded images since the engine started."""
+    def image_statistics(self) -> ImageStatistics:
+        """Statistics of images since the engine started."""
         ...
 
     def close(self) -> None:

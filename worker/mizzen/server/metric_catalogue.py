@@ -125,6 +125,27 @@ METRICS = (
         "grammar_masks", "grammar_masks_total", "Masks of allowed tokens, one per constrained row and step"
     ),
     Metric("mask_seconds", "grammar_mask_seconds_total", "Time that steps spent computing masks"),
+    Metric(
+        "images",
+        "images_total",
+        "Images of admitted requests; images found neither in the prefix cache nor in the store are encoded",
+    ),
+    Metric(
+        "image_prefix_hits",
+        "image_prefix_hits_total",
+        "Images of admitted requests whose KV was in the prefix cache",
+    ),
+    Metric(
+        "image_embedding_hits",
+        "image_embedding_hits_total",
+        "Images of admitted requests whose embeddings were needed and in the store",
+    ),
+    Metric("images_encoded", "images_encoded_total", "Images that the vision encoder has encoded"),
+    Metric(
+        "image_encode_seconds",
+        "image_encode_seconds_total",
+        "Time that the vision encoder spent on images",
+    ),
     Metric("images_requested", "images_requested_total", "Images whose files were requested from gateways"),
     Metric("images_received", "images_received_total", "Images whose files have arrived from gateways"),
     Metric("image_bytes", "image_bytes_total", "Bytes of images that have arrived from gateways"),
@@ -197,6 +218,9 @@ HISTOGRAMS = (
 
 IMAGE_REJECTIONS = (*TRANSFER_REJECTIONS, *(failure.value for failure in DecodeFailure))
 """Reasons why images are rejected: those of the wire, then those of the decoder."""
+IMAGE_PROCESSES = ("image_processes_started", "image_processes_confined")
+"""Status fields about the processes that decode images: 1 if one was started, and 1 if the kernel restricts
+the system calls of the last one."""
 EXPERT_LAYERS = 128
 """Number of layers whose experts' load can be exported; more than known models with experts have."""
 STATE = ("phase", "phase_since", "phase_done", "phase_total", "heartbeat", "live", "dropped_spans")
@@ -207,6 +231,7 @@ loop, number of live requests, and number of spans that rank 0 dropped. Times ar
 FIELDS: tuple[str, ...] = (
     *STATE,
     *(metric.field for metric in METRICS),
+    *IMAGE_PROCESSES,
     *(name for histogram in HISTOGRAMS for name in histogram.fields),
     *(f"weights_bytes_{name}" for name in WEIGHT_FORMATS),
     *(f"expert_load_{layer}" for layer in range(EXPERT_LAYERS)),

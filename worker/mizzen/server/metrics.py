@@ -75,6 +75,7 @@ class EngineCollector:
         yield from self._ratio_metrics(snapshot)
         yield from self._compatibility_metrics(snapshot)
         yield from self._cache_config(snapshot)
+        yield self._image_decoding(snapshot)
         yield from self._engine_metrics(view)
 
     def _scalar_metric(self, metric: Metric, name: str, value: float) -> Family:
@@ -175,6 +176,17 @@ class EngineCollector:
             if pages:
                 family.add_metric((self._model, str(self._page_size), str(pages)), 1.0)
             yield family
+
+    def _image_decoding(self, snapshot: Snapshot) -> Family:
+        family = GaugeMetricFamily(
+            f"{PREFIX}image_decoding_confined",
+            "1 if the kernel restricts the system calls of the processes that decode images, else 0; no "
+            "value before the first image",
+            labels=("model_name",),
+        )
+        if snapshot["image_processes_started"]:
+            family.add_metric((self._model,), snapshot["image_processes_confined"])
+        return family
 
     def _engine_metrics(self, view: EngineView) -> Iterator[Family]:
         uptime = GaugeMetricFamily(

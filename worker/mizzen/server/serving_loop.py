@@ -183,7 +183,7 @@ class ServingLoop:
         for fault in engine.drain_integrity_faults():
             log.error("integrity check failed", extra={"fields": {"fault": fault}})
         self._status.set_expert_load(engine.expert_load(now))
-        self._status.set_images(self._wire.out.counters, engine.image_counts)
+        self._status.set_images(self._wire.out.counters, engine.image_statistics)
         self._status.publish(load, self._wire.out, engine.integrity_faults, engine.grammar_counts, now)
         return published
 

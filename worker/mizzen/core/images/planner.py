@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
+from mizzen.core.images.counts import ImageUse
 from mizzen.core.images.keys import ImageKeys
 from mizzen.core.images.store import EmbeddingStore
 from mizzen.core.images.types import ChunkImage, ImageEncoding, MissingImages, Pixels, PromptImage
@@ -43,6 +44,7 @@ class ImagePlanner:
     def __init__(self, capacity: int) -> None:
         """Start without images; the device keeps up to `capacity` embeddings."""
         self.store = EmbeddingStore(capacity)
+        self.use = ImageUse()
         self._keys = ImageKeys()
         self._pixels: dict[bytes, Pixels] = {}
         self._users: dict[bytes, set[int]] = {}
@@ -86,6 +88,16 @@ class ImagePlanner:
             self._users.setdefault(image.digest, set()).add(sequence.rid)
             self._shapes[image.digest] = shape_of(image)
         sequence.tokens = tokens
+
+    def count_admitted(self, sequence: SequenceState) -> None:
+        """Count the images of a request that is admitted for the first time, before its first chunk."""
+        last_positions = {image.digest: image.positions[-1] for image in sequence.request.images}
+        for digest, last in last_positions.items():
+            self.use.admitted += 1
+            if last < sequence.computed:
+                self.use.prefix_hits += 1
+            elif digest in self.store:
+                self.use.embedding_hits += 1
 
     def remove_request(self, sequence: SequenceState) -> None:
         """Forget the images of a request that has ended, unless others use them."""
@@ -230,6 +242,7 @@ class ImagePlanner:
                 del self._shapes[victim]
         self.store.add(image.digest, len(image.positions))
         step.used.add(image.digest)
+        self.use.encoded += 1
         step.encodings.append(
             ImageEncoding(
                 digest=image.digest, grid=image.grid, embeddings=len(image.positions), pixels=pixels

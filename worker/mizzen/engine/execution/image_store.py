@@ -15,6 +15,7 @@ import torch
 from mizzen.core.images.types import ImageEncoding, Pixels
 from mizzen.core.request import Int64
 from mizzen.core.step_plan import StepPlan
+from mizzen.engine.execution.encoding_timer import EncodingTimer
 from mizzen.engine.uploader import Uploader
 from mizzen.models.image_rows import ImageRows
 from mizzen.parallel.collectives import SINGLE_RANK, Collectives
@@ -55,6 +56,8 @@ class ImageStore:
         self.encode = encode
         self.upload = upload
         self.ranks = ranks
+        self.timer = EncodingTimer(table.device)
+        """Time that the encoder runs on this rank."""
         self.free_rows = np.arange(len(table))[::-1].copy()
         """Rows of the table, int64 [capacity]; the first `free_count` of them are free."""
         self.free_count = len(table)
@@ -114,8 +117,9 @@ class ImageStore:
         elif encoding.pixels is None:
             raise ValueError(f"a step encodes the image {encoding.digest.hex()} without its pixels")
         else:
-            embeddings = self.encode(self.upload_pixels(encoding.pixels), encoding.grid)
-            embeddings = embeddings.to(self.table.dtype).contiguous()
+            with self.timer.measure():
+                embeddings = self.encode(self.upload_pixels(encoding.pixels), encoding.grid)
+                embeddings = embeddings.to(self.table.dtype).contiguous()
             if embeddings.shape != shape:
                 raise ValueError(f"an image has embeddings of shape {tuple(embeddings.shape)}, not {shape}")
         self.ranks.broadcast(embeddings.view(torch.uint8))  # a type that all collectives support

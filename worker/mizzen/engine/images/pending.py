@@ -6,16 +6,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from mizzen.core.events import ProvideImage
+from mizzen.core.images.counts import ImageUse
 from mizzen.core.request import Finished, FinishReason, Request
 from mizzen.engine.images.decoder import ImageDecoder
-from mizzen.engine.images.tasks import DecodedImage, ImageCounts
+from mizzen.engine.images.statistics import ImageStatistics
+from mizzen.engine.images.tasks import DecodedImage
 from mizzen.images.types import ImageRules, PixelLimits
 
 
@@ -25,6 +27,8 @@ class ImageServices:
 
     rules: ImageRules
     decoder: ImageDecoder
+    encoding_seconds: Callable[[], float] = float
+    """Returns the time that the vision encoder has run, in seconds; 0 on a simulated device."""
 
 
 class ImageFile(Struct, frozen=True, kw_only=True):
@@ -44,6 +48,7 @@ class PendingImages:
     def __init__(self, services: ImageServices) -> None:
         self.rules = services.rules
         self._decoder = services.decoder
+        self._encoding_seconds = services.encoding_seconds
         self._tenants: dict[int, int] = {}
         """Tenant of each live request with images, by request id."""
         self._waiting: dict[bytes, set[int]] = {}
@@ -51,10 +56,14 @@ class PendingImages:
         self._failed: dict[int, DecodedImage] = {}
         """Images that could not be decoded, by the id of a request that is being aborted."""
 
-    @property
-    def counts(self) -> ImageCounts:
-        """Counters of decoded images since the engine started."""
-        return self._decoder.counts
+    def statistics(self, use: ImageUse) -> ImageStatistics:
+        """Return the statistics of images; `use` are the counters of the scheduler."""
+        return ImageStatistics(
+            decoding=self._decoder.counts,
+            confined=self._decoder.confined,
+            use=use,
+            encoding_seconds=self._encoding_seconds(),
+        )
 
     def add_request(self, request: Request) -> None:
         """Add a live request with images."""

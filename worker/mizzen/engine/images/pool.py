@@ -160,8 +160,13 @@ class DecodePool:
         if ready is None:
             return
         self._failed_starts = 0
-        if not ready.confined and self.confined is not False:
-            log.warning("the kernel does not restrict the system calls of the processes that decode images")
+        if ready.confined is not self.confined:
+            if ready.confined:
+                log.info("the kernel restricts the system calls of the processes that decode images")
+            else:
+                log.warning(
+                    "the kernel does not restrict the system calls of the processes that decode images"
+                )
         self.confined = ready.confined
 
     def _handle_reply(self, process: DecodeProcess) -> None:

@@ -26,6 +26,7 @@ from mizzen.engine.encoders.loading import (
     warm_up_encoder,
 )
 from mizzen.engine.engine import Engine
+from mizzen.engine.execution.encoding_timer import EncodingTimer
 from mizzen.engine.execution.profiler import ProfilingRunner
 from mizzen.engine.execution.runner import CpuRunner, CudaRunner, StepDelay
 from mizzen.engine.execution.slot_state import SlotState
@@ -86,6 +87,8 @@ class LoadedModel:
     """Counts of the tokens of each expert, if this rank counts them."""
     images: ServedImages | None = None
     """Images that prompts may have; None for text alone."""
+    encoding: EncodingTimer | None = None
+    """Measures the time of the vision encoder on this rank; None for text alone."""
 
 
 def load_model(
@@ -213,6 +216,8 @@ def build_model(
     with phases("warmup"):
         if images is not None:
             warm_up_images(runner, images.rules, has_sections=config.rope.has_sections)
+        if image_memory is not None:
+            image_memory.store.timer.reset()
         warm_up(runner, config)
         if group:
             group.barrier("warm")
@@ -234,6 +239,7 @@ def build_model(
         group=group,
         expert_load=model.expert_load if isinstance(model, DecoderModel) else None,
         images=images,
+        encoding=image_memory.store.timer if image_memory else None,
     )
 
 
@@ -321,8 +327,17 @@ def load_engine(
         runner = profiled = ProfilingRunner(runner, Path(options.profile), options.profile_steps, device)
     services = grammars[0] if grammars else None
     load = ExpertLoadReader(loaded.expert_load) if loaded.expert_load is not None else None
-    images = ImageServices(loaded.images.rules, ImageDecoder()) if loaded.images else None
-    return Engine(loaded.info, Scheduler(loaded.scheduling), runner, services, profiled, load, images)
+    return Engine(
+        loaded.info, Scheduler(loaded.scheduling), runner, services, profiled, load, image_services(loaded)
+    )
+
+
+def image_services(loaded: LoadedModel) -> ImageServices | None:
+    """Return what an engine needs for images; None for text alone."""
+    if loaded.images is None:
+        return None
+    timer = loaded.encoding
+    return ImageServices(loaded.images.rules, ImageDecoder(), (lambda: timer.seconds) if timer else float)
 
 
 def load_follower(

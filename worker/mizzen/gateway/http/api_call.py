@@ -25,6 +25,7 @@ from mizzen.gateway.fields.ignored import IGNORED_HEADER, ignored_header
 from mizzen.gateway.http.connection import WRITER_KEY, ConnectionWriter
 from mizzen.gateway.http.deadlines import RequestDeadline
 from mizzen.gateway.http.request_bodies import ClientGone, RequestBody
+from mizzen.gateway.images.limits import ImagePartError
 from mizzen.gateway.telemetry.request_record import get_record
 
 if TYPE_CHECKING:
@@ -128,6 +129,8 @@ class ApiCall(Response):
     async def _send_error(self, error: ApiError) -> None:
         """Send an error response, or the final error event if a stream has started."""
         get_record(self._scope).error = error.code or error.error_type
+        if isinstance(error, ImagePartError):
+            self._gateway.metrics.images_refused.labels(error.code).inc()
         if self._started:
             await self._write(self._stream_failure(error), more=False)
             return

@@ -16,6 +16,10 @@ MAX_MEDIA_TYPE = 256
 _SCHEME = "data:"
 
 
+class FileTooLarge(ValueError):
+    """The file of an image has more bytes than are allowed."""
+
+
 def is_data_url(url: str) -> bool:
     """Return whether a URL has the scheme `data`."""
     return url[: len(_SCHEME)].lower() == _SCHEME
@@ -25,7 +29,8 @@ def decode_data_url(url: str, limit: int) -> bytes:
     """Return the content of a `data:` URL; its media type is not used.
 
     Raises:
-        ValueError: the URL has no Base64, the Base64 is invalid, or the content has more than `limit` bytes.
+        FileTooLarge: the content has more than `limit` bytes.
+        ValueError: the URL has no Base64, or the Base64 is invalid.
     """
     comma = url.find(",", 0, MAX_MEDIA_TYPE)
     if comma < 0 or not url[:comma].lower().endswith(";base64"):
@@ -37,12 +42,13 @@ def decode_base64(text: str, limit: int, begin: int = 0) -> bytes:
     """Return the bytes that the Base64 text encodes from the index `begin` on.
 
     Raises:
-        ValueError: the text is not Base64 with padding, or encodes more than `limit` bytes.
+        FileTooLarge: the text encodes more than `limit` bytes.
+        ValueError: the text is not Base64 with padding.
     """
     length = len(text) - begin
     size = length // 4 * 3 - text.endswith("=") - text.endswith("==")
     if size > limit:
-        raise ValueError(f"the image has {size} bytes; at most {limit} are allowed (--max-image-bytes)")
+        raise FileTooLarge(f"the image has {size} bytes; at most {limit} are allowed (--max-image-bytes)")
     pieces: list[bytes] = []
     try:
         for start in range(begin, len(text), PIECE_CHARACTERS):

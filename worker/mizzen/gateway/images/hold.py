@@ -51,6 +51,8 @@ def hold_images(gateway: Gateway, generation: GenerationRequest, scope: Scope) -
 
     try:
         held.add(images.size)
+        for image in images:
+            gateway.metrics.images.labels("https" if image.url else "data").inc()
         images.fetch = fetch
         yield
     finally:

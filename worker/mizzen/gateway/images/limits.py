@@ -11,6 +11,18 @@ from mizzen.gateway.errors import ApiError
 LOW_DETAIL_PIXELS = 512 * 512
 """Largest number of pixels after resizing of an image with `detail: low`."""
 
+IMAGE_ERROR_CODES = (
+    "chat_template",
+    "image_not_fetched",
+    "image_too_large",
+    "invalid_image",
+    "invalid_type",
+    "missing_field",
+    "too_many_images",
+    "unsupported_content",
+)
+"""Codes of errors for images; metrics count refused requests by them."""
+
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
-from mizzen.gateway.images.data_url import decode_base64, decode_data_url, is_data_url
+from mizzen.gateway.images.data_url import FileTooLarge, decode_base64, decode_data_url, is_data_url
 from mizzen.gateway.images.limits import LOW_DETAIL_PIXELS, ImageLimits, ImagePartError
 from mizzen.images.header import read_header
 from mizzen.images.types import ImageHeader, ImageRules, InvalidImage, PixelLimits
@@ -101,6 +101,8 @@ class ImageCollector:
                 image.use_file(decode_data_url(source.url, limits.size), limits)
             else:
                 image.url = self._check_url(source)
+        except FileTooLarge as error:
+            raise ImagePartError(source.path, str(error), "image_too_large") from None
         except ValueError as error:
             raise ImagePartError(source.path, str(error)) from None
         self._images.append(image)

@@ -23,6 +23,7 @@ from mizzen.gateway.fields.known import (
     MESSAGES_HOSTED_TOOLS,
     field_label,
 )
+from mizzen.gateway.images.limits import IMAGE_ERROR_CODES
 from mizzen.gateway.telemetry.fast_metrics import (
     OTHER_LABEL,
     FastCounter,
@@ -52,6 +53,7 @@ LABELS: dict[str, tuple[str, str, str]] = {
         "about 15 status codes that the gateway returns",
         "status code of the response; 499 if the client disconnected",
     ),
+    "source": ("2", "`data`, `https`", "whether the body has the file of an image, or its URL"),
     "reason": (
         "scorers + 2",
         "names of scorers, `only`, `random`",
@@ -147,6 +149,12 @@ class Metrics:
             "warmups", "New engines whose cache was warmed before they served, by result", "result"
         )
         self.warmed_tokens = self._counter("warmed_tokens", "Tokens of prefixes replayed into new engines")
+        self.images = self._counter(
+            "images", "Images of valid requests, by source: in the body, or a URL to fetch", "source"
+        )
+        self.images_refused = self._counter(
+            "images_refused", "Requests refused because of an image, by error code", "cause"
+        )
         self.images_requested = self._counter("images_requested", "Images whose files engines requested")
         self.images_sent = self._counter("images_sent", "Images whose files were sent to engines")
         self.image_bytes = self._counter("image_bytes_sent", "Bytes of images sent to engines")
@@ -199,6 +207,10 @@ class Metrics:
             self.stream_errors.labels(cause)
         for cause in ("no_engine", "too_many"):
             self.resume_failures.labels(cause)
+        for code in IMAGE_ERROR_CODES:
+            self.images_refused.labels(code)
+        for source in ("data", "https"):
+            self.images.labels(source)
         for result in ("done", "needed", "deadline", "failed"):
             self.warmups.labels(result)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mizzen.core.outputs import GrammarCounts, Load
 from mizzen.core.request import Finished, FinishReason
-from mizzen.engine.images.tasks import ImageCounts
+from mizzen.engine.images.statistics import ImageStatistics
 from mizzen.server.engine_api import EngineInfoProtocol
 from mizzen.server.metric_catalogue import (
     BETWEEN_TOKENS_SECONDS,
@@ -105,19 +105,27 @@ class RankStatus(PhaseStatus):
         """Count spans that are lost because the supervisor did not read their records in time."""
         self._values[INDEX["dropped_spans"]] += spans
 
-    def set_images(self, counters: WireCounters, decoder: ImageCounts) -> None:
-        """Record the counters of images that arrived and were decoded."""
+    def set_images(self, counters: WireCounters, images: ImageStatistics) -> None:
+        """Record the counters of images that arrived, and were decoded, encoded or found in caches."""
+        decoding, use = images.decoding, images.use
         for name, value in (
             ("images_requested", counters.images_requested),
             ("images_received", counters.images_received),
             ("image_bytes", counters.image_bytes),
-            ("images_decoded", decoder.decoded),
-            ("image_seconds", decoder.seconds),
+            ("images_decoded", decoding.decoded),
+            ("image_seconds", decoding.seconds),
+            ("images", use.admitted),
+            ("image_prefix_hits", use.prefix_hits),
+            ("image_embedding_hits", use.embedding_hits),
+            ("images_encoded", use.encoded),
+            ("image_encode_seconds", images.encoding_seconds),
+            ("image_processes_started", images.confined is not None),
+            ("image_processes_confined", images.confined is True),
         ):
             self._set(name, value)
         for reason, count in counters.images_rejected.items():
             self._set(f"images_rejected_{reason}", count)
-        for failure, count in decoder.failed.items():
+        for failure, count in decoding.failed.items():
             self._set(f"images_rejected_{failure.value}", count)
 
     def publish(self, load: Load, out: Outbox, integrity: int, grammars: GrammarCounts, now: float) -> None:
