@@ -102,7 +102,10 @@ class Layer:
 
         if not KernelProduct.supports(self.gate_up, self.down, self.activation):
             return steps
-        kernels = KernelProduct(self.gate_up, self.down, self.activation, self.biases, product)
+        experts = self.shape.experts
+        kernels = KernelProduct(
+            self.gate_up, self.down, self.activation, self.biases, product, experts=experts
+        )
         router = KernelRouter(self.router)
         for name, variant in variants(tokens, tokens * self.shape.per_token / self.shape.experts).items():
             steps[name] = lambda x, variant=variant: kernels.run(x, *router(x), variant=variant)
@@ -132,8 +135,8 @@ def variants(tokens: int, per_expert: float) -> dict[str, Any]:
         found["few, short"] = plans.FewRows(FewRowsTile(4, 1024, 4), FewRowsTile(1, 1024, 4))
     if per_expert <= 32:
         found["16, swap"] = plans.SMALL
-        found["16, swap, deep"] = plans.Grouped(
-            GroupedTile(16, 64, 128, 3, 4, swap=True), GroupedTile(16, 128, 128, 3, 4, swap=True)
+        found["16, swap, shallow"] = plans.Grouped(
+            GroupedTile(16, 64, 64, 6, 4, swap=True), GroupedTile(16, 128, 64, 4, 4, swap=True)
         )
         found["16, no swap"] = plans.Grouped(
             GroupedTile(16, 32, 128, 4, 4, swap=False), GroupedTile(16, 64, 128, 3, 4, swap=False)
@@ -195,10 +198,11 @@ def chosen_name(layer: Layer, tokens: int) -> str:
     """Return the name of the variant that `HOPPER_PLAN` chooses for a batch."""
     if not layer.down.is_cuda:
         return "pytorch"
-    from mizzen.layers.experts.kernel_plans import HOPPER_PLAN
+    from mizzen.layers.experts.kernel_plans import HOPPER_PLAN, ExpertSizes
 
     shape = layer.shape
-    wanted = HOPPER_PLAN.variant(tokens, shape.per_token, shape.experts)
+    sizes = ExpertSizes(shape.experts, shape.hidden, shape.width)
+    wanted = HOPPER_PLAN.variant(tokens, shape.per_token, sizes)
     named = variants(tokens, tokens * shape.per_token / shape.experts)
     return next((name for name, variant in named.items() if variant == wanted), "pytorch")
 

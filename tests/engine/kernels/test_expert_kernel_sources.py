@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
@@ -20,7 +21,22 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from mizzen.kernels.experts import few_rows, grouped_gemm, router  # noqa: E402
-from mizzen.layers.experts.kernel_plans import FEW_ROWS, HOPPER_PLAN, PROMPTS, SMALL, Grouped  # noqa: E402
+from mizzen.layers.activation import ActivationFunction  # noqa: E402
+from mizzen.layers.context import BuildContext  # noqa: E402
+from mizzen.layers.experts.kernel_plans import (  # noqa: E402
+    FEW_ROWS,
+    HOPPER_PLAN,
+    LARGE,
+    MEDIUM,
+    PROMPTS,
+    SMALL,
+    ExpertSizes,
+    Grouped,
+    Library,
+    Variant,
+)
+from mizzen.layers.experts.kernel_product import KernelProduct  # noqa: E402
+from mizzen.models.block import Activation  # noqa: E402
 
 DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 HELD, PER_TOKEN, HIDDEN, WIDTH = 128, 8, 2048, 768
@@ -130,13 +146,44 @@ def test_the_choice_of_experts_compiles_without_spills(tmp_path: Path) -> None:
     assert not Compiled(router._choose_kernel, constants, types, tmp_path, num_warps=1).spilled
 
 
-def test_the_plan_covers_all_batches() -> None:
-    limits = [limit for limit, _ in HOPPER_PLAN.grouped]
-    assert limits == sorted(limits)
-    for tokens in (1, HOPPER_PLAN.few_tokens):
-        assert HOPPER_PLAN.variant(tokens, PER_TOKEN, HELD) is HOPPER_PLAN.few_rows
-    found = [HOPPER_PLAN.variant(tokens, PER_TOKEN, HELD) for tokens in range(1, 8193)]
-    assert set(found) == set(HOPPER_PLAN.variants)
+QWEN3, GPT_OSS, MIXTRAL = (
+    (8, ExpertSizes(128, 2048, 768)),
+    (4, ExpertSizes(32, 2880, 2880)),
+    (2, ExpertSizes(8, 4096, 14336)),
+)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens", "fastest"),
+    [
+        *((QWEN3, tokens, SMALL) for tokens in (8, 32, 64, 128)),
+        *((QWEN3, 1, FEW_ROWS), (QWEN3, 512, LARGE), (QWEN3, 8192, PROMPTS)),
+        *((GPT_OSS, tokens, SMALL) for tokens in (8, 32, 64)),
+        *((GPT_OSS, 1, FEW_ROWS), (GPT_OSS, 128, MEDIUM), (GPT_OSS, 512, PROMPTS), (GPT_OSS, 8192, PROMPTS)),
+        *((MIXTRAL, 1, FEW_ROWS), (MIXTRAL, 8, SMALL), (MIXTRAL, 32, SMALL), (MIXTRAL, 64, MEDIUM)),
+        *((MIXTRAL, 128, LARGE), (MIXTRAL, 512, PROMPTS), (MIXTRAL, 8192, Library())),
+    ],
+)
+def test_the_plan_chooses_what_was_measured_to_be_fastest(
+    shape: tuple[int, ExpertSizes], tokens: int, fastest: Variant
+) -> None:
+    per_token, sizes = shape
+    assert HOPPER_PLAN.variant(tokens, per_token, sizes) == fastest
+
+
+@pytest.mark.parametrize(("per_token", "sizes"), [QWEN3, GPT_OSS, MIXTRAL])
+def test_all_chosen_kernels_are_compiled_before_requests(per_token: int, sizes: ExpertSizes) -> None:
+    found = {HOPPER_PLAN.variant(tokens, per_token, sizes) for tokens in range(1, 65537)}
+    assert found - {Library()} == set(HOPPER_PLAN.variants)
     for variant in HOPPER_PLAN.variants:
         if isinstance(variant, Grouped):
             assert variant.gate_up.rows == variant.down.rows
+
+
+def test_experts_of_other_ranks_do_not_change_the_choice() -> None:
+    """The mean number of rows is that of all experts, because ranks get the pairs of their own only."""
+    down = torch.empty(32, 2048, 768)
+    activation = ActivationFunction(BuildContext(device=down.device, dtype=down.dtype), Activation.SILU)
+    library: Any = None
+    product = KernelProduct(down, down, activation, None, library, experts=128)
+    assert product.sizes == QWEN3[1]

@@ -238,7 +238,7 @@ def test_every_variant_of_the_plan_equals_the_product_without_kernels() -> None:
     weights = normal(9, 2 * WIDTH, HIDDEN, seed=12) / HIDDEN**0.5, normal(9, HIDDEN, WIDTH, seed=13)
     build = BuildContext(device=DEVICE, dtype=DTYPE)
     library = SortedProduct(*weights, ActivationFunction(build, Activation.SILU))
-    product = KernelProduct(*weights, library.activation, None, library)
+    product = KernelProduct(*weights, library.activation, None, library, experts=9)
     kernels = ExpertKernels(KernelRouter(plain), product)
     kernels.compile(adds=True)
     expected = library(x, *plain(x)) + x.float()

@@ -20,6 +20,7 @@ from mizzen.layers.experts.biases import ExpertBiases
 from mizzen.layers.experts.kernel_plans import (
     HOPPER_PLAN,
     ExpertKernelPlan,
+    ExpertSizes,
     FewRows,
     Grouped,
     Library,
@@ -52,13 +53,23 @@ class KernelProduct:
         activation: GateActivation,
         biases: ExpertBiases | None,
         library: ExpertProduct,
+        *,
+        experts: int,
         plan: ExpertKernelPlan = HOPPER_PLAN,
     ) -> None:
         """Keep the weights `gate_up` [held, 2 * width, hidden] and `down` [held, hidden, width].
 
-        `library` is the product with the same weights that runs batches of the variant `Library`.
+        Args:
+            gate_up: Gate and up projections.
+            down: Down projections.
+            activation: Activation function of the gate.
+            biases: Biases of the projections, if they have any.
+            library: The product with the same weights that runs batches of the variant `Library`.
+            experts: Number of experts of the layer, including those of other ranks.
+            plan: Variants by size.
         """
         self.gate_up, self.down, self.gate, self.plan = gate_up, down, make_gate(activation), plan
+        self.sizes = ExpertSizes(experts, *down.shape[1:])
         self.gate_up_bias = None if biases is None else biases.gate_up
         self.down_bias = None if biases is None else biases.down
         self.library = library
@@ -106,7 +117,7 @@ class KernelProduct:
             weights.contiguous(),
             dtype or x.dtype,
         )
-        match variant or self.plan.variant(tokens, per_token, len(self.down)):
+        match variant or self.plan.variant(tokens, per_token, self.sizes):
             case FewRows(gate_up, down):
                 inner = gate_up_rows(x, chosen, self.gate_up, self.gate, gate_up, self.gate_up_bias)
                 return down_rows(inner, chosen, weights, self.down, down, self.down_bias, added, dtype)
@@ -131,8 +142,7 @@ class KernelProduct:
         none = torch.full((1, per_token), len(self.down), dtype=torch.int64, device=x.device)
         weights = torch.zeros(1, per_token, device=x.device)
         for variant in self.plan.variants:
-            if not isinstance(variant, Library):
-                self.run(x, none, weights, added=x if adds else None, variant=variant)
+            self.run(x, none, weights, added=x if adds else None, variant=variant)
 
 
 class KernelRouter:

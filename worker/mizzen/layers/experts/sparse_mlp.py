@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from mizzen.kernels.nvrtc import KernelSpec
     from mizzen.layers.experts.kernel_product import ExpertKernels
 
-USES_KERNELS = False
-"""Whether mixtures on Hopper GPUs use the kernels of `mizzen.kernels.experts`, by the table `HOPPER_PLAN` of
-`kernel_plans.py`. It remains False until `benchmarks/experts.py` has measured that they are faster."""
-
 
 class SharedExpert:
     """The expert that all tokens run through: a dense block, whose output may be multiplied by a gate."""
@@ -104,7 +100,9 @@ def make_kernels(
         return None
     if not make_rules(router).supported:
         return None
-    kernels = KernelProduct(weights.gate_up, weights.down, activation, weights.biases, product)
+    kernels = KernelProduct(
+        weights.gate_up, weights.down, activation, weights.biases, product, experts=weights.config.count
+    )
     return ExpertKernels(KernelRouter(router), kernels)
 
 
@@ -122,7 +120,7 @@ class Mixture:
         self.chosen: torch.Tensor | None = None
         """Choice of the last step, int64 [tokens, experts per token]; see `ExpertLoad`."""
         self.kernels: ExpertKernels | None = None
-        if USES_KERNELS and isinstance(weights, ExpertWeights):
+        if build.fused and isinstance(weights, ExpertWeights):
             activation = make_activation(build, config.block, prefix)
             self.kernels = make_kernels(self.router, weights, activation, self.product)
 
