@@ -17,10 +17,15 @@ END_SECONDS = 150
 """Time limit, in seconds, for the streams that are in flight when the load ends."""
 
 
-def _load(service: dict[str, Any], question: str, concurrency: int) -> subprocess.Popen[str]:
+def _load(
+    service: dict[str, Any], question: str, concurrency: int, expected: str | None, tokens: int | None
+) -> subprocess.Popen[str]:
     url, name = service["status"]["url"], service["metadata"]["name"]
     command = ["kubectl", "exec", "-i", "-n", TENANT, CLIENT, "--", PYTHON, "/client/load.py", url]
-    options = ["--model", name, "--prompt", question, "--expect", trained_answer(question)]
+    expected = trained_answer(question) if expected is None else expected
+    options = ["--model", name, "--prompt", question, "--expect", expected]
+    if tokens is not None:
+        options += ["--max-tokens", str(tokens)]
     return subprocess.Popen(
         [*command, *options, "--concurrency", str(concurrency)],
         stdin=subprocess.PIPE,
@@ -31,14 +36,20 @@ def _load(service: dict[str, Any], question: str, concurrency: int) -> subproces
 
 @contextmanager
 def streams(
-    product: Product, question: str = STORY, concurrency: int = 3, name: str = NAME
+    product: Product,
+    question: str = STORY,
+    concurrency: int = 3,
+    name: str = NAME,
+    expected: str | None = None,
+    tokens: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Send streams during the block; at its end, check that each stream ended with the trained text.
+    """Send streams during the block; at its end, check that each stream ended with the expected text.
 
-    After the block, the yielded dictionary contains the counts of `load.py`.
+    The expected text is by default the trained one; `tokens` limits its length. After the block, the yielded
+    dictionary contains the counts of `load.py`.
     """
     counts: dict[str, Any] = {}
-    load = _load(product.status(name), question, concurrency)
+    load = _load(product.status(name), question, concurrency, expected, tokens)
     try:
         assert load.stdout is not None
         assert load.stdout.readline() == "started\n"
@@ -50,11 +61,11 @@ def streams(
     assert counts["streams"] == counts["good"] > 0, counts
 
 
-def answers(product: Product, name: str) -> bool:
+def answers(product: Product, name: str, expected: str | None = None, tokens: int | None = None) -> bool:
     """Send one question repeatedly; return whether it was answered.
 
-    Check that each answer is the trained one.
+    Check that each answer is the expected one, by default the trained one; `tokens` limits its length.
     """
-    with streams(product, QUESTION, concurrency=1, name=name) as counts:
+    with streams(product, QUESTION, 1, name, expected, tokens) as counts:
         pass
     return counts["good"] > 0

@@ -46,6 +46,8 @@ async def worker(
     """Send one stream after another, each on a new connection, and count outcomes until `stop` is set."""
     messages = [{"role": "user", "content": options.prompt}]
     body = {"model": options.model, "messages": messages, "temperature": 0, "stream": True}
+    if options.max_tokens:
+        body["max_tokens"] = options.max_tokens
     while not stop.is_set():
         try:
             text, reason = await stream(client, body)
@@ -81,6 +83,7 @@ def main() -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--expect")
+    parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--concurrency", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=120)
     counts = asyncio.run(run(parser.parse_args()))

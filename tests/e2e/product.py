@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -159,7 +160,12 @@ class Product:
         return self.script_pod(CLIENT, "gateway", scripts, ["sleep", "infinity"])
 
     def script_pod(
-        self, name: str, image: str, scripts: Mapping[str, str], command: list[str]
+        self,
+        name: str,
+        image: str,
+        scripts: Mapping[str, str],
+        command: list[str],
+        data: Mapping[str, bytes] | None = None,
     ) -> list[dict[str, Any]]:
         """Return a pod that runs a command in an image, and a ConfigMap with files for its folder `/<name>`.
 
@@ -168,7 +174,9 @@ class Product:
             image: program whose image the pod uses.
             scripts: maps the name of each file in the folder to the file's path in the repository.
             command: command of the container.
+            data: contents of further files in the folder, by name.
         """
+        binary = {name: base64.b64encode(content).decode() for name, content in (data or {}).items()}
         script = {name: (ROOT / path).read_text() for name, path in scripts.items()}
         security = {
             "runAsNonRoot": True,
@@ -192,8 +200,9 @@ class Product:
             "containers": [container],
             "volumes": [{"name": "script", "configMap": {"name": name}}],
         }
+        files = {"data": script, "binaryData": binary}
         return [
-            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": script},
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **files},
             {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod},
         ]
 

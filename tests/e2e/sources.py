@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import sources_pod as pod
 from product import MODEL_CLAIM, PYTHON, SIZE, TENANT, Product
 
 from cluster import apply, kubectl
+from mixture_chat_model import save_mixture_chat_model
 from model_servers import Bucket
 from oci_registry import Registry
 
@@ -53,6 +56,8 @@ MODEL_SOURCES = {
         f"oci://{_REGISTRY}/{pod.REPOSITORY}:{pod.TAG}", pod.REGISTRY, Registry.login(_REGISTRY)
     ),
 }
+MIXTURE = ModelSource(f"hf://{pod.REPOSITORY}@{pod.MIXTURE}", pod.HUB, pod.TOKEN)
+"""A mixture of experts on another branch of the hub; its credentials are those of `hub`."""
 
 
 class Sources:
@@ -65,8 +70,9 @@ class Sources:
         credentials = {key: source.credentials for key, source in MODEL_SOURCES.items()}
         ports = [{"name": f"port-{port}", "port": port} for port in range(pod.HUB, pod.CONTROL + 1)]
         service = {"selector": {"app": NAME}, "ports": ports}
+        self.mixture_answer, mixture = _make_mixture()
         [script, servers] = product.script_pod(
-            NAME, "engine-cpu", FILES, [PYTHON, f"/{NAME}/sources_pod.py", HOST]
+            NAME, "engine-cpu", FILES, [PYTHON, f"/{NAME}/sources_pod.py", HOST], mixture
         )
         servers["spec"]["containers"][0]["readinessProbe"] = {"tcpSocket": {"port": pod.CONTROL}}
         secret = {**metadata, "name": SECRET}
@@ -101,3 +107,14 @@ class Sources:
     def _control(self, command: str) -> dict[str, Any]:
         path = f"/api/v1/namespaces/{TENANT}/pods/{NAME}:{pod.CONTROL}/proxy/{command}"
         return self._product.reader.get(path)
+
+
+def _make_mixture() -> tuple[str, dict[str, bytes]]:
+    """Return the answer of a tiny mixture of experts to `QUESTION`, and its files as the pod names them.
+
+    Its tokenizer is that of the demo model, which the pod has.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        answer = save_mixture_chat_model(Path(folder))
+        names = ("config.json", "generation_config.json", "model.safetensors")
+        return answer, {pod.MIXTURE_PREFIX + name: (Path(folder) / name).read_bytes() for name in names}

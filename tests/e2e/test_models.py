@@ -12,9 +12,10 @@ from chat import answers
 from network import Network
 from nodes import kill_container
 from product import CLIENT, MODEL_CLAIM, TENANT, Product
-from sources import MODEL_SOURCES, Sources
+from sources import MIXTURE, MODEL_SOURCES, Sources
 
 from cluster import Timeline, apply, condition, kubectl, wait_until
+from mixture_chat_model import TOKENS
 
 FETCH_PORT, HTTP_PORT, ADMIN_PORT, WIRE_PORT = 8082, 8000, 8001, 5557
 CHECKPOINT_BYTES = 8 * 1024 * 1024
@@ -127,3 +128,17 @@ def test_services_with_a_cached_model_fetch_nothing(
     assert all(answers(product, name) for name in names)
     assert sources.counts() == before
     delete("bucket", *names)
+
+
+def test_ranks_with_different_experts_of_a_mixture_answer_as_transformers(
+    product: Product, sources: Sources, timeline: Timeline
+) -> None:
+    service = small(product, "mixture", MIXTURE.model("hub"))
+    service["spec"]["parallelism"] = {"tensor": 2, "expert": 2}
+    service["spec"]["engine"]["extraArgs"] = ["--threads", "1"]
+    apply(service)
+    seconds = wait_until(lambda: product.settled(1, "mixture"), "the mixture is Ready")
+    timeline.add("kubectl apply of a mixture of experts to Ready", seconds)
+    assert model(product, "mixture")["expert"] == 2
+    assert answers(product, "mixture", sources.mixture_answer, TOKENS)
+    delete("mixture")

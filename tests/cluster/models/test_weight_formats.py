@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 import urllib.request
 from collections.abc import Iterator
@@ -13,15 +12,11 @@ from typing import Any
 
 import openai
 import pytest
-import torch
 from local_node_kit import Space, eventually, pod_url
 from prometheus_client.parser import text_string_to_metric_families
 
 from demo_model import QUESTION, trained_answer
-from family_twins import save_twin
-
-ROOT = Path(__file__).parents[3]
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+from mixture_chat_model import TOKENS, save_mixture_chat_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
@@ -46,11 +41,11 @@ def set_quantization(space: Space, name: str, value: str, **spec: Any) -> None:
     space.kubectl("patch", "infsvc", name, "--type=merge", "-p", patch)
 
 
-def ask(space: Space, name: str) -> str | None:
+def ask(space: Space, name: str, tokens: int = 64) -> str | None:
     url = space.cluster.url(name, space.name)
     client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
     answer = client.chat.completions.create(
-        model=name, messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=64
+        model=name, messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=tokens
     )
     return answer.choices[0].message.content
 
@@ -93,21 +88,19 @@ def test_a_service_whose_weights_are_quantized_while_they_are_loaded_answers_and
 
 
 @pytest.fixture
-def experts() -> Iterator[Path]:
-    """Yield a folder with a tiny random mixture of experts, and the tokenizer of the demo model."""
-    tokens = {"vocab_size": 1024, "bos_token_id": 0, "eos_token_id": 5, "pad_token_id": 1}
+def folder() -> Iterator[Path]:
+    """Yield an empty folder that pods can read."""
     # Pods do not see the host's /tmp: each of them gets an empty one.
-    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="mizzen-") as folder:
-        sizes = {"num_experts": 8, "max_position_embeddings": 2048}
-        save_twin(Path(folder), "qwen3-moe", dtype=torch.bfloat16, **sizes, **tokens)
-        for name in TOKENIZER:
-            shutil.copy(ROOT / "models/demo" / name, folder)
-        yield Path(folder)
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="mizzen-") as path:
+        yield Path(path)
 
 
-def test_a_mixture_of_experts_is_served_and_quantized_while_it_is_loaded(space: Space, experts: Path) -> None:
-    serve(space, "experts", f"file://{experts}", {"tensor": 2, "expert": 2})
-    assert ask(space, "experts")
+def test_a_mixture_of_experts_answers_as_in_transformers_and_is_quantized_while_it_is_loaded(
+    space: Space, folder: Path
+) -> None:
+    expected = save_mixture_chat_model(folder)
+    serve(space, "experts", f"file://{folder}", {"tensor": 2, "expert": 2})
+    assert ask(space, "experts", TOKENS) == expected
     shown = {"expert": 2, "task": "generate"}
     eventually(lambda: space.get("infsvc", "experts")["status"].get("model") == shown)
     assert {name for name, size in weight_bytes(space, "experts").items() if size} == {"float32"}
