@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -18,8 +19,8 @@ TOKENS = 16
 
 def save_mixture_chat_model(folder: Path) -> str:
     """Save the model to a folder; return the greedy answer of Transformers to `QUESTION`."""
-    tokens = {"vocab_size": 1024, "bos_token_id": 0, "eos_token_id": 5, "pad_token_id": 1}
-    sizes = {"hidden_size": 16, "num_experts": 8, "max_position_embeddings": 2048}
+    tokens: dict[str, Any] = {"vocab_size": 1024, "bos_token_id": 0, "eos_token_id": 5, "pad_token_id": 1}
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_experts": 8, "max_position_embeddings": 2048}
     model = save_twin(folder, "qwen3-moe", dtype=torch.bfloat16, **sizes, **tokens)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(ROOT / "models/demo" / name, folder)

@@ -36,8 +36,8 @@ def serve(
     space.wait(f"infsvc/{name}", "condition=Ready", 100)
 
 
-def set_quantization(space: Space, name: str, value: str, **spec: Any) -> None:
-    patch = json.dumps({"spec": {"engine": {"quantization": value}, **spec}})
+def set_quantization(space: Space, name: str, value: str) -> None:
+    patch = json.dumps({"spec": {"engine": {"quantization": value}}})
     space.kubectl("patch", "infsvc", name, "--type=merge", "-p", patch)
 
 
@@ -76,14 +76,7 @@ def test_a_service_whose_weights_are_quantized_while_they_are_loaded_answers_and
     assert row[head.index("QUANTIZATION") :].startswith(shown)
     found = weight_bytes(space, "int8")
     assert {name for name, size in found.items() if size} == {"int8", "float32"}
-    space.kubectl(
-        "patch",
-        "infsvc",
-        "int8",
-        "--type=merge",
-        "-p",
-        json.dumps({"spec": {"engine": {"quantization": "Auto"}}}),
-    )
+    set_quantization(space, "int8", "Auto")
     eventually(lambda: space.get("infsvc", "int8")["status"].get("model") == {"task": "generate"}, 120)
 
 
@@ -104,8 +97,7 @@ def test_a_mixture_of_experts_answers_as_in_transformers_and_is_quantized_while_
     shown = {"expert": 2, "task": "generate"}
     eventually(lambda: space.get("infsvc", "experts")["status"].get("model") == shown)
     assert {name for name, size in weight_bytes(space, "experts").items() if size} == {"float32"}
-    # Quantized experts are divided by their width alone.
-    set_quantization(space, "experts", "FP8", parallelism={"expert": None})
-    quantized = {"expert": 1, "task": "generate", "quantization": "Online: FP8, a scale for each channel"}
+    set_quantization(space, "experts", "FP8")
+    quantized = {"expert": 2, "task": "generate", "quantization": "Online: FP8, a scale for each channel"}
     eventually(lambda: space.get("infsvc", "experts")["status"].get("model") == quantized, 120)
     assert ask(space, "experts")

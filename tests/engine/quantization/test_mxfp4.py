@@ -24,7 +24,7 @@ from mizzen.core.sampling_params import SamplingParams
 from mizzen.layers.context import BuildContext
 from mizzen.layers.experts.mxfp4_weights import Mxfp4ExpertWeights
 from mizzen.layers.quantized.canonical import decode_exponents
-from mizzen.layers.sharding import Axis, Mesh, check_shardable
+from mizzen.layers.sharding import Axis, Mesh, check_shardable, choose_expert_groups
 from mizzen.models.experts_config import ExpertLayout, ExpertsConfig
 from mizzen.models.hf_fields import ConfigError, Fields
 from mizzen.models.registry import read_config, read_fields
@@ -71,9 +71,11 @@ def dequantize(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     return torch.from_numpy(mxfp4.dequantize(*parts))
 
 
-def load(tensors: dict[str, torch.Tensor], rank: int = 0, ranks: int = 1) -> Mxfp4ExpertWeights:
-    """Load a rank's shard of the experts."""
-    weights = Mxfp4ExpertWeights(replace(BUILD, mesh=Mesh(Axis(rank, ranks))), CONFIG, HIDDEN, "")
+def load(
+    tensors: dict[str, torch.Tensor], rank: int = 0, ranks: int = 1, groups: int = 1
+) -> Mxfp4ExpertWeights:
+    """Load a rank's shard of the experts; `groups` of ranks hold different experts."""
+    weights = Mxfp4ExpertWeights(replace(BUILD, mesh=Mesh(Axis(rank, ranks), groups)), CONFIG, HIDDEN, "")
     for target in weights.targets():
         tensor = tensors[target.name]
         assert tuple(tensor.shape) in (target.shape, *target.other_shapes)
@@ -122,6 +124,25 @@ def test_shards_are_dequantized_exactly(ranks: int) -> None:
         assert biases is not None and (biases.down is None) == (rank > 0)
 
 
+@pytest.mark.parametrize("rank", range(6))
+def test_ranks_hold_different_experts(rank: int) -> None:
+    """Groups of two ranks hold one of three experts each, and each rank half of its width."""
+    tensors, names = checkpoint(), CONFIG.names
+    weights, expert = load(tensors, rank, 6, groups=3), rank // 2
+    own = slice(rank % 2 * WIDTH // 2, (rank % 2 + 1) * WIDTH // 2)
+    gate_up, down = (
+        dequantize(tensors, name)[expert] for name in (names.stacked_gate_up, names.stacked_down)
+    )
+    halves = torch.cat([gate_up[half::2][own] for half in (0, 1)])
+    assert torch.equal(weights.gate_up.weight.dequantize(), halves)
+    assert torch.equal(weights.down.weight.dequantize(), down[:, own])
+    assert (weights.gate_up.count, weights.partial) == (1, True)
+    biases = weights.biases
+    assert biases is not None and biases.gate_up.shape == (1, WIDTH)
+    if biases.down is not None:
+        assert torch.equal(biases.down[0], tensors[names.stacked_down_bias][expert])
+
+
 def save_mxfp4(folder: Path, **sizes: Any) -> Any:
     """Save a tiny gpt-oss in MXFP4; return the Transformers model with the dequantized weights."""
     model = save_twin(folder, "gpt-oss", hidden_size=64, intermediate_size=WIDTH, **sizes)
@@ -156,11 +177,11 @@ def test_answers_on_several_ranks_equal_those_on_one(kit: SimpleNamespace, tmp_p
     save_mxfp4(tmp_path)
     sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     prompts, alone = [kit.tokens(length, seed=length) for length in (5, 40)], None
-    for ranks in (1, 2, 4):
-        with thread_ranks(tmp_path, ranks) as engine:
+    for ranks, expert in ((1, 1), (2, 1), (4, 1), (2, 2), (4, 2), (4, 4)):
+        with thread_ranks(tmp_path, ranks, expert=expert) as engine:
             answers, _ = run_requests(engine, requests_of(prompts, [sampling] * 2))
         alone = alone or answers
-        assert answers == alone, ranks
+        assert answers == alone, (ranks, expert)
 
 
 def test_dummy_weights_are_finite_and_differ(kit: SimpleNamespace, tmp_path: Path) -> None:
@@ -226,8 +247,10 @@ def test_ranks_that_would_divide_a_byte_are_refused(tmp_path: Path) -> None:
     save_mxfp4(tmp_path, num_attention_heads=32)
     config = read_config(tmp_path)
     check_shardable(config, 16)
-    with pytest.raises(ValueError, match=r"intermediate_size \(160\).* 32 tensor ranks in MXFP4: .* be even"):
-        check_shardable(config, 32)
+    problem = r"--expert 1 is not possible.* intermediate_size \(160\).* 32 tensor ranks in MXFP4: .* be even"
+    with pytest.raises(ValueError, match=problem):
+        check_shardable(config, 32, expert=1)
+    assert choose_expert_groups(config, 32) == 2, "whole experts"
 
 
 def test_a_scale_that_is_nan_is_refused() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +13,26 @@ import pytest
 import torch
 from logits_check import assert_equal
 from rank_kit import compute_vector, thread_ranks
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from mizzen.layers.context import BuildContext
+from mizzen.layers.experts.quantized_weights import QuantizedExpertWeights
+from mizzen.layers.linear_methods.dequantized import DequantizedLinear
+from mizzen.layers.linear_methods.quantized import choose_linear
+from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
+from mizzen.layers.sharding import Axis, Mesh
+from mizzen.models.base import DecoderModel
+from mizzen.models.registry import read_config
+from mizzen.quantization.online import choose_quantization
+from mizzen.weights.checkpoint_files import WeightsError
+from mizzen.weights.load import fill_dummy, load_checkpoint
 from quantized_formats import FORMATS
 from quantized_mixtures import ROUTERS, quantize_mixture, save_mixture, stack_tensors
 from quantized_twins import FILE, PART_FACTORS, QuantizedTwin
 from rounded_weights import ROUNDINGS
+
+BUILD = BuildContext(device=torch.device("cpu"), dtype=torch.float32)
 
 
 def compute_reference(twin: QuantizedTwin, folder: Path, kit: SimpleNamespace) -> torch.Tensor:
@@ -83,6 +97,83 @@ def test_several_ranks_give_the_same_results_as_one(
         np.testing.assert_allclose(vector, vectors[0], atol=1e-4)
 
 
+WHOLE = (
+    "fp8-blocks",
+    "ct-fp8-channel",
+    "ct-fp8-tensor-static",
+    "ct-int8",
+    "awq",
+    "gptq-act-order",
+    "ct-w4a16-32",
+)
+"""Formats whose tensors have all kinds of shapes: blocks, channels, scalars, packed words and orders."""
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_ranks_with_different_experts_give_the_same_results_as_one(
+    name: str, kit: SimpleNamespace, tmp_path: Path
+) -> None:
+    save_mixture(tmp_path / "source", "qwen2-moe", num_experts=8)
+    twin = quantize_mixture(tmp_path / "source", tmp_path / "twin", name, part_factors=PART_FACTORS)
+    with thread_ranks(twin.folder, 1) as engine:
+        alone = compute_vector(engine, kit.tokens(40))
+    groups = ((2, 2), (4, 4)) if name == "gptq-act-order" else ((2, 2), (4, 2), (4, 4))
+    for ranks, expert in groups:
+        with thread_ranks(twin.folder, ranks, expert=expert) as engine:
+            np.testing.assert_allclose(compute_vector(engine, kit.tokens(40)), alone, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gptq-act-order", "ct-w4a16-32"])
+def test_experts_whose_width_cannot_be_divided_stay_whole(
+    name: str, kit: SimpleNamespace, tmp_path: Path
+) -> None:
+    """Four ranks would divide packed words of 8 columns, and orders cannot be divided."""
+    width = 128 if name == "gptq-act-order" else 48
+    save_mixture(tmp_path / "source", "qwen3-moe", width=width, num_experts=8)
+    twin = quantize_mixture(tmp_path / "source", tmp_path / "twin", name)
+    vectors = []
+    for ranks in (1, 4):
+        with thread_ranks(twin.folder, ranks) as engine:
+            vectors.append(compute_vector(engine, kit.tokens(40)))
+    assert engine.info.expert_groups == (4 if name == "gptq-act-order" else 2)
+    np.testing.assert_allclose(vectors[1], vectors[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("option", ["fp8", "int8"])
+def test_ranks_round_their_experts_while_they_are_loaded(option: str, source: Path) -> None:
+    config = read_config(source)
+    experts = config.experts
+    assert experts is not None
+    quantization = choose_quantization(option, config.quantization)
+    scheme = quantization.find_merged_scheme(experts.down_layers(""))
+
+    def load(mesh: Mesh) -> list[torch.Tensor]:
+        weights = QuantizedExpertWeights(
+            replace(BUILD, mesh=mesh), experts, config.hidden_size, "", scheme, online=True
+        )
+        fill_dummy(weights.targets(), seed=0, progress=lambda _, __: None)
+        weights.finish()
+        return [each.weight.dequantize() for each in (weights.gate_up, weights.down)]
+
+    parts = [load(Mesh(Axis(rank, 5), expert_groups=5)) for rank in range(5)]
+    for own, whole in zip(zip(*parts, strict=True), load(Mesh()), strict=True):
+        assert torch.equal(torch.cat(own), whole)
+
+
+def test_a_rank_misses_quantized_experts_of_other_ranks(tmp_path: Path) -> None:
+    save_mixture(tmp_path / "source", "qwen3-moe", num_experts=8)
+    twin = quantize_mixture(tmp_path / "source", tmp_path / "twin", "ct-fp8-tensor")
+    tensors, name = load_file(twin.folder / FILE), "model.layers.0.mlp.experts.1.up_proj.weight_scale"
+    del tensors[name]
+    save_file(tensors, twin.folder / FILE, {"format": "pt"})
+    config = read_config(twin.folder)
+    linear = choose_linear(config.quantization, UnquantizedLinear, DequantizedLinear)
+    build = replace(BUILD, mesh=Mesh(Axis(1, 2), expert_groups=2), make_linear=linear)
+    model = DecoderModel(build, config)
+    with pytest.raises(WeightsError, match=f"missing: {name}"):
+        load_checkpoint(twin.folder, model.targets(), tied=False, progress=lambda _, __: None)
+
+
 @pytest.mark.parametrize("name", ["fp8-blocks", "fp8-small-blocks"])
 def test_tensors_may_hold_all_experts(name: str, kit: SimpleNamespace, tmp_path: Path) -> None:
     """The width is a multiple of the rows of a block, so that no block has rows of gate and of up."""
@@ -91,6 +182,11 @@ def test_tensors_may_hold_all_experts(name: str, kit: SimpleNamespace, tmp_path:
     separate = compute_logits(twin.folder, kit)
     stack_tensors(twin.folder)
     assert torch.equal(compute_logits(twin.folder, kit), separate)
+    vectors = []
+    for ranks in (1, 2):
+        with thread_ranks(twin.folder, ranks, expert=ranks) as engine:
+            vectors.append(compute_vector(engine, kit.tokens(40)))
+    np.testing.assert_allclose(vectors[1], vectors[0], atol=1e-4)
 
 
 @pytest.mark.parametrize("name", FORMATS)

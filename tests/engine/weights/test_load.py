@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,6 +53,18 @@ def test_progress_counts_every_byte(folder: Path) -> None:
     assert progress[0] == (0, size)
     assert progress[-1] == (size, size)
     assert [done for done, _ in progress] == sorted(done for done, _ in progress)
+
+
+def test_files_are_read_ahead_of_mapped_tensors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise small tensors are read from the disk page by page."""
+    advised: list[tuple[str, int, int, int]] = []
+
+    def advise(descriptor: int, start: int, length: int, advice: int) -> None:
+        advised.append((os.readlink(f"/proc/self/fd/{descriptor}"), start, length, advice))
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    load(folder)
+    assert advised == [(str(folder / "model.safetensors"), 0, 0, os.POSIX_FADV_WILLNEED)]
 
 
 @pytest.mark.parametrize(

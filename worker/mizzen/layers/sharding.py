@@ -172,8 +172,7 @@ def _find_problem(config: ModelConfig, ranks: int) -> str:
         _check_sizes(config, ranks)
     except IndivisibleError as error:
         return error.problem
-    checks = (_find_mixture_problem, find_divided_word, find_divided_expert, find_divided_byte)
-    return next(filter(None, (check(config, ranks) for check in checks)), "")
+    return find_divided_word(config, ranks) or _find_mixture_problem(config, ranks)
 
 
 def _find_mixture_problem(config: ModelConfig, ranks: int) -> str:
@@ -181,8 +180,7 @@ def _find_mixture_problem(config: ModelConfig, ranks: int) -> str:
     problems = [_find_expert_problem(config, ranks, groups) for groups in range(1, ranks + 1)]
     if not all(problems):
         return ""
-    whole = ranks > 1 and not config.quantization.schemes
-    return f"{problems[0]}, or {problems[-1]}" if whole else problems[0]
+    return f"{problems[0]}, or {problems[-1]}" if ranks > 1 else problems[0]
 
 
 def _find_expert_problem(config: ModelConfig, ranks: int, groups: int) -> str:
@@ -193,17 +191,14 @@ def _find_expert_problem(config: ModelConfig, ranks: int, groups: int) -> str:
     experts = config.experts
     if experts is None:
         return ""
-    if groups > 1 and config.quantization.schemes:
-        return "quantized experts are divided by their width alone"
     if ranks % groups:
         return f"the tensor ranks ({ranks}) must be a multiple of the expert groups ({groups})"
     if experts.count % groups:
         return f"{experts.count_field} ({experts.count}) must be a multiple of the expert groups ({groups})"
-    width = ranks // groups
+    width, owners = ranks // groups, "tensor ranks" if groups == 1 else "ranks of an expert group"
     if experts.width % width:
-        owners = "tensor ranks" if groups == 1 else "ranks of an expert group"
         return f"{experts.width_field} ({experts.width}) must be a multiple of the {owners} ({width})"
-    return ""
+    return find_divided_expert(config, width, owners) or find_divided_byte(config, width, owners)
 
 
 def _check_sizes(config: ModelConfig, ranks: int) -> None:

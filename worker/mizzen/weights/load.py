@@ -8,6 +8,7 @@ shards, and the bytes between the short parts of a matrix's rows.
 from __future__ import annotations
 
 import math
+import os
 import re
 import struct
 import zlib
@@ -68,6 +69,23 @@ def is_ignorable(name: str, tied: bool, names: TensorNames) -> bool:
     return is_needless(name) or (tied and name == f"{names.head}.weight")
 
 
+def read_ahead(path: Path) -> None:
+    """Let the operating system begin to read a whole file into its page cache.
+
+    Without this, a mapped file is read page by page from the disk, in the order in which tensors are copied.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    if not hasattr(os, "posix_fadvise"):  # macOS
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+    finally:
+        os.close(descriptor)
+
+
 class WantedTensors:
     """Targets that have not been filled yet, by the name of their tensor.
 
@@ -88,6 +106,11 @@ class WantedTensors:
     def missing(self) -> list[str]:
         """Return the names of the remaining tensors that a checkpoint must have."""
         return [name for name, group in self.groups.items() if not all(target.optional for target in group)]
+
+    def has_target_on_host(self) -> bool:
+        """Return whether any target is in the memory of the host."""
+        targets = (target for group in self.groups.values() for target in group)
+        return any(target.destination.device.type == "cpu" for target in targets)
 
     def size(self) -> int:
         """Return the size of the remaining targets in bytes."""
@@ -140,8 +163,11 @@ def load_checkpoint(
             return False
         return not file.get_tensor(stored_name).float().any()
 
+    mapped = wanted.has_target_on_host()
     for path in checkpoint_files(folder):
         with open_safetensors(path) as (header, file):
+            if mapped:
+                read_ahead(path)
             for name in file.keys():  # noqa: SIM118 (not a mapping)
                 own = own_name(name, part)
                 if own is None:

@@ -35,6 +35,10 @@ class ExpertParts:
         """Number of inner elements that this rank holds."""
         return self.shard.stop - self.shard.start
 
+    def expert_prefix(self, expert: int) -> str:
+        """Return the beginning of the names of an expert's tensors, if each expert has tensors."""
+        return f"{self.prefix}{self.config.names.experts}.{expert}."
+
     def gate_up(self, expert: int) -> tuple[LinearPart, ...]:
         """Return gate and up of an expert, as parts of a layer [2 * width of this rank, hidden]."""
         names, width = self.config.names, self.config.width
@@ -89,6 +93,4 @@ class ExpertParts:
 
     def _name(self, expert: int, separate: str, stacked: str) -> str:
         """Return the name of an expert's layer, without `.weight`."""
-        if not self.separate:
-            return self.prefix + stacked
-        return f"{self.prefix}{self.config.names.experts}.{expert}.{separate}"
+        return self.expert_prefix(expert) + separate if self.separate else self.prefix + stacked

@@ -27,7 +27,7 @@ E2M1_SIZE = 2.93
 
 
 class BlockTensors:
-    """Codes and exponents of one projection of all experts, as the checkpoint stores them.
+    """Codes and exponents of one projection of the experts that a rank holds, as the checkpoint stores them.
 
     The checkpoint's tensors are `NAME_blocks` [experts, rows, columns / 32, 16] with two codes in a byte, and
     `NAME_scales` [experts, rows, columns / 32].
@@ -38,6 +38,7 @@ class BlockTensors:
         build: BuildContext,
         name: str,
         shape: tuple[int, int, int],
+        held: slice,
         rows: slice,
         columns: slice,
         *,
@@ -49,14 +50,15 @@ class BlockTensors:
             build: Settings of the rank.
             name: Name of the tensors, without `_blocks` and `_scales`.
             shape: Experts, rows and columns of the whole projection.
+            held: Experts that this rank holds.
             rows: Rows of each expert that this rank holds.
             columns: Columns that this rank holds; an even number of them.
             interleaved: Whether rows of gate and up alternate; in the result, the gate rows come first.
         """
         self.interleaved = interleaved
-        self.name, self.shape, self.rows, self.columns = name, shape, rows, columns
+        self.name, self.shape, self.held, self.rows, self.columns = name, shape, held, rows, columns
         self.blocks = slice(columns.start // MXFP4_BLOCK, -(-columns.stop // MXFP4_BLOCK))
-        count, own_rows = shape[0], rows.stop - rows.start
+        count, own_rows = held.stop - held.start, rows.stop - rows.start
 
         def allocate(elements: int) -> torch.Tensor:
             return torch.empty(count, own_rows, elements, dtype=torch.uint8, device=build.device)
@@ -65,12 +67,13 @@ class BlockTensors:
         self.exponents = allocate(self.blocks.stop - self.blocks.start)
 
     def targets(self) -> Iterator[WeightTarget]:
-        """Yield the destinations of each expert's part of the checkpoint's tensors."""
+        """Yield the destinations of each held expert's part of the checkpoint's tensors."""
         count, rows, columns = self.shape
         bytes_ = slice(self.columns.start // 2, self.columns.stop // 2)
         blocks = columns // MXFP4_BLOCK
         exponent = BIAS - round(math.log2(E2M1_SIZE * math.sqrt(columns)))
-        for expert in range(count):
+        for index in range(len(self.codes)):
+            expert = self.held.start + index
             own = slice(expert, expert + 1)
             yield WeightTarget(
                 name=f"{self.name}_blocks",
@@ -78,7 +81,7 @@ class BlockTensors:
                 shape=(count, rows, columns // 2),
                 other_shapes=((count, rows, blocks, MXFP4_BLOCK // 2),),
                 shard=(own, self.rows, bytes_),
-                destination=self.codes[own],
+                destination=self.codes[index : index + 1],
                 fill=fill_integers,
             )
             yield WeightTarget(
@@ -86,7 +89,7 @@ class BlockTensors:
                 dtypes=("U8",),
                 shape=(count, rows, blocks),
                 shard=(own, self.rows, self.blocks),
-                destination=self.exponents[own],
+                destination=self.exponents[index : index + 1],
                 fill=float(exponent),
             )
 
@@ -131,9 +134,9 @@ class Mxfp4ExpertWeights(StoredExpertWeights):
         gate_up, down = (experts.count, 2 * width, hidden), (experts.count, hidden, width)
         self._stored = {
             "gate_up": BlockTensors(
-                build, prefix + names.stacked_gate_up, gate_up, pairs, everything, interleaved=True
+                build, prefix + names.stacked_gate_up, gate_up, self.held, pairs, everything, interleaved=True
             ),
-            "down": BlockTensors(build, prefix + names.stacked_down, down, everything, self.shard),
+            "down": BlockTensors(build, prefix + names.stacked_down, down, self.held, everything, self.shard),
         }
         self.dtype = build.dtype
         """Data type of the model, to which weights are dequantized."""

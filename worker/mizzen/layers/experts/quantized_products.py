@@ -26,7 +26,7 @@ class DequantizedExperts:
     def __init__(self, weights: StoredExpertWeights, activation: GateActivation) -> None:
         """Keep the weights, which may be loaded later."""
         self.weights, self.activation = weights, activation
-        self.experts = weights.config.count
+        self.experts, self.partial = weights.own_count, weights.partial
         self.gate_up_bias, self.down_bias = split_biases(weights.biases, self.experts)
 
     def run_expert(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
@@ -52,7 +52,7 @@ class GroupedMxfp4Product(GroupedProduct):
     def __init__(self, weights: Mxfp4ExpertWeights, activation: GateActivation, device: torch.device) -> None:
         """Keep the weights, which may be loaded later."""
         self.weights, self.activation, self.biases = weights, activation, weights.biases
-        self.experts = torch.arange(weights.config.count, device=device)
+        self.experts, self.partial = torch.arange(weights.own_count, device=device), weights.partial
 
     @staticmethod
     def suits(weights: Mxfp4ExpertWeights, device: torch.device) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 import msgspec
 
 from mizzen.layers.context import BuildContext
-from mizzen.layers.experts.expert_parts import ExpertParts
 from mizzen.layers.experts.stored_experts import Projection, make_tensors
 from mizzen.layers.experts.stored_weights import ExpertTensors, StoredExpertWeights
 from mizzen.layers.linear_methods.base import LinearPart
@@ -63,13 +62,14 @@ class QuantizedExpertWeights(StoredExpertWeights):
                 "MXFP4"
             )
         super().__init__(build, experts, hidden, prefix)
-        parts = ExpertParts(config=experts, hidden=hidden, prefix=prefix, shard=self.shard)
+        parts = self.parts
         if not parts.separate and not online:
             check_stacked(scheme, experts, prefix)
 
         def make(layers: Iterable[tuple[LinearPart, ...]], rows: int, columns: int) -> ExpertTensors:
             projection = Projection(
                 parts=parts,
+                first=self.held.start,
                 experts=tuple(layers),
                 rows=rows,
                 columns=columns,
@@ -78,7 +78,7 @@ class QuantizedExpertWeights(StoredExpertWeights):
             )
             return make_tensors(projection, scheme, online=online)
 
-        indices = range(experts.count)
+        indices = range(self.held.start, self.held.stop)
         self._stored = {
             "gate_up": make(map(parts.gate_up, indices), 2 * parts.own_width, hidden),
             "down": make(map(parts.down, indices), hidden, parts.own_width),

@@ -113,7 +113,7 @@ class Mixture:
         self.router = ExpertRouter(build, experts, config.hidden_size, prefix)
         self.weights, self.product = make_experts(build, config, experts, prefix)
         weights = self.weights
-        self.partial_weights = weights if isinstance(weights, ExpertWeights) and weights.partial else None
+        self.partial_weights = weights if weights.partial else None
         """Weights of some of the experts, if other ranks hold further ones."""
         self.shared = SharedExpert(build, config, experts, prefix) if experts.shared_width else None
         self.keeps_choice = build.counts_experts

@@ -34,6 +34,8 @@ class Projection:
 
     parts: ExpertParts
     """Shards of all projections."""
+    first: int
+    """Index of the first of these experts in the layer."""
     experts: tuple[tuple[LinearPart, ...], ...]
     """Parts of each expert in this projection; `first_row` counts from the expert's first row."""
     rows: int
@@ -41,6 +43,10 @@ class Projection:
     columns: int
     dtype: torch.dtype
     device: torch.device
+
+    def in_checkpoint(self, index: int, target: WeightTarget) -> WeightTarget:
+        """Return the destination of the checkpoint's tensor for that of a tensor of `experts[index]`."""
+        return self.parts.in_checkpoint(self.first + index, target)
 
     def spec(self, parts: tuple[LinearPart, ...], rows: int) -> LinearSpec:
         """Return the description of some parts as one linear layer with a number of rows."""
@@ -71,9 +77,9 @@ class MergedExperts:
 
     def targets(self) -> Iterator[WeightTarget]:
         """Yield the destinations of the checkpoint's tensors."""
-        per_part, parts = len(self.layer.layout), self.projection.parts
+        per_part = len(self.layer.layout)
         for index, target in enumerate(self.layer.targets()):
-            yield parts.in_checkpoint(self.owners[index // per_part], target)
+            yield self.projection.in_checkpoint(self.owners[index // per_part], target)
 
     def take(self) -> QuantizedExperts:
         """Return the loaded weights; see `ExpertTensors`."""
@@ -93,7 +99,7 @@ class OrderedExperts:
         """Yield the destinations of the checkpoint's tensors."""
         for index, layer in enumerate(self.layers):
             for target in layer.targets():
-                yield self.projection.parts.in_checkpoint(index, target)
+                yield self.projection.in_checkpoint(index, target)
 
     def take(self) -> QuantizedExperts:
         """Return the loaded weights; see `ExpertTensors`."""
@@ -130,7 +136,7 @@ class RoundedExperts:
         """Yield the destinations of the checkpoint's tensors."""
         for index, (parts, staging) in enumerate(zip(self.projection.experts, self.stagings, strict=True)):
             for target in list_weight_targets(parts, staging.shape, staging):
-                yield self.projection.parts.in_checkpoint(index, target)
+                yield self.projection.in_checkpoint(index, target)
 
     def take(self) -> QuantizedExperts:
         """Return the loaded weights; see `ExpertTensors`."""

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from mizzen.layers.context import BuildContext
 from mizzen.layers.experts.biases import allocate_biases, bias_targets
+from mizzen.layers.experts.held_experts import HeldExperts
 from mizzen.layers.experts.quantized_stack import QuantizedExperts
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.experts_config import ExpertsConfig
@@ -30,13 +31,12 @@ class ExpertTensors(Protocol):
         ...
 
 
-class StoredExpertWeights:
-    """Weights of the experts of a layer; each rank holds a shard of the inner elements of every expert."""
+class StoredExpertWeights(HeldExperts):
+    """Weights of the experts of a layer that a rank holds."""
 
     def __init__(self, build: BuildContext, experts: ExpertsConfig, hidden: int, prefix: str) -> None:
         """Allocate the biases; a subclass describes the tensors of both projections in `_stored`."""
-        self.config, self.hidden, self.prefix = experts, hidden, prefix
-        self.shard = build.mesh.tensor.shard(experts.width, experts.width_field)
+        super().__init__(build, experts, hidden, prefix)
         self.biases = allocate_biases(build, experts, hidden)
         self._stored: dict[str, ExpertTensors] = {}
         self._loaded: dict[str, QuantizedExperts] = {}
@@ -55,12 +55,11 @@ class StoredExpertWeights:
     def targets(self) -> Iterator[WeightTarget]:
         """Yield the destinations of the checkpoint's tensors; only biases once the weights are converted."""
         for tensors in self._stored.values():
-            yield from tensors.targets()
+            own = tuple(tensors.targets())
+            yield from own
+            yield from self.foreign_targets(own)
         if self.biases is not None:
-            everything = slice(0, self.config.count)
-            yield from bias_targets(
-                self.biases, self.config, self.hidden, everything, self.shard, self.prefix
-            )
+            yield from bias_targets(self.biases, self.config, self.hidden, self.held, self.shard, self.prefix)
 
     def finish(self) -> None:
         """Convert the stored tensors to the canonical form, and free them.

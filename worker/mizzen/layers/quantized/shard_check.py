@@ -77,12 +77,14 @@ def find_divided_word(config: ModelConfig, ranks: int) -> str:
     """Return which layer cannot be sharded over ranks, because a packed word would be divided; or nothing."""
     if ranks == 1 or not any(isinstance(each, PackedIntegers) for each in config.quantization.schemes):
         return ""
-    found = (_find_divided_word(config, layer, ranks) for layer in list_merged_layers(config))
+    found = (_find_divided_word(config, layer, ranks, "tensor ranks") for layer in list_merged_layers(config))
     return next(filter(None, found), "")
 
 
-def find_divided_expert(config: ModelConfig, ranks: int) -> str:
+def find_divided_expert(config: ModelConfig, ranks: int, owners: str) -> str:
     """Return why the experts' widths cannot be sharded over ranks, because of their scheme; or nothing.
+
+    `owners` are these ranks in words.
 
     Packed words cannot be divided. Of columns in activation order, each expert would have other groups on
     each rank.
@@ -94,35 +96,41 @@ def find_divided_expert(config: ModelConfig, ranks: int) -> str:
         ordered = isinstance(scheme, PackedIntegers) and scheme.activation_order
         if ordered and layer.follows is Follows.COLUMNS:
             return (
-                f"{layer.names[0]} ({describe_scheme(scheme)}) cannot be divided among {ranks} tensor ranks, "
+                f"{layer.names[0]} ({describe_scheme(scheme)}) cannot be divided among {ranks} {owners}, "
                 "because each expert has an order of its own"
             )
-        if problem := _find_divided_word(config, layer, ranks):
+        if problem := _find_divided_word(config, layer, ranks, owners):
             return problem
     return ""
 
 
-def find_divided_byte(config: ModelConfig, ranks: int) -> str:
-    """Return why experts in MXFP4 cannot be sharded over ranks, two weights being in a byte; or nothing."""
+def find_divided_byte(config: ModelConfig, ranks: int, owners: str) -> str:
+    """Return why experts in MXFP4 cannot be sharded over ranks, two weights being in a byte; or nothing.
+
+    `owners` are these ranks in words.
+    """
     experts = config.experts
     if experts is None or not any(isinstance(each, Mxfp4Weights) for each in config.quantization.schemes):
         return ""
     if experts.width // ranks % 2 == 0:
         return ""
     return (
-        f"{experts.width_field} ({experts.width}) cannot be divided among {ranks} tensor ranks in MXFP4: the "
+        f"{experts.width_field} ({experts.width}) cannot be divided among {ranks} {owners} in MXFP4: the "
         "share of a rank must be even"
     )
 
 
-def _find_divided_word(config: ModelConfig, layer: MergedLayer, ranks: int) -> str:
-    """Return why a layer cannot be sharded over ranks, because a packed word would be divided; or nothing."""
+def _find_divided_word(config: ModelConfig, layer: MergedLayer, ranks: int, owners: str) -> str:
+    """Return why a layer cannot be sharded over ranks, because a packed word would be divided; or nothing.
+
+    `owners` are these ranks in words.
+    """
     scheme = config.quantization.find_merged_scheme(layer.names)
     multiple = count_packed(scheme, layer.follows)
     if not any(share % multiple for share in layer.shares(ranks)):
         return ""
     return (
-        f"{layer.names[0]} ({describe_scheme(scheme)}) cannot be divided among {ranks} tensor ranks: "
+        f"{layer.names[0]} ({describe_scheme(scheme)}) cannot be divided among {ranks} {owners}: "
         f"the {layer.follows} of a rank must be a multiple of the {multiple} in a packed word"
     )
 
