@@ -30,6 +30,17 @@ QWEN3_MOE = {
     "norm_topk_prob": True,
     "tie_word_embeddings": False,
 }
+MIXTRAL = {
+    "architectures": ["MixtralForCausalLM"],
+    "vocab_size": 32000,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+    "eos_token_id": 2,
+}
 LLAMA3 = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 128256,
@@ -123,6 +134,28 @@ OLMO3 = {
     "eos_token_id": 100257,
 }
 
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "vocab_size": 201088,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "num_experts_per_tok": 4,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+    "eos_token_id": 200002,
+}
+
 
 def compressed(fmt: str, weights: dict[str, Any], inputs: dict[str, Any] | None) -> dict[str, Any]:
     """Return the `quantization_config` of compressed-tensors for all linear layers but the output head."""
@@ -160,6 +193,12 @@ INT4 = compressed(
     },
     None,
 )
+MXFP4 = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": [
+        *("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"),
+    ],
+}
 QUANTIZATIONS = {"fp8": FP8, "fp8-blocks": FP8_BLOCKS, "int4": INT4}
 """`quantization_config` of the quantized shapes, by the end of their names."""
 
@@ -170,6 +209,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-30b-a3b": shape(
         QWEN3_MOE, 2048, 6144, 48, 32, num_key_value_heads=4, num_experts=128, moe_intermediate_size=768
     ),
+    "mixtral-8x7b": shape(
+        MIXTRAL, 4096, 14336, 32, 32, head_dim=128, num_local_experts=8, num_experts_per_tok=2
+    ),
+    "gpt-oss-20b": shape(GPT_OSS, 2880, 2880, 24, 64, head_dim=64, num_local_experts=32),
     "llama-3.2-1b": shape(
         LLAMA3, 2048, 8192, 16, 32, head_dim=64, tie_word_embeddings=True, rope_scaling=llama_rope(32.0)
     ),
@@ -185,9 +228,10 @@ SHAPES: dict[str, dict[str, Any]] = {
 """config.json of each shape; "tiny" is not a real model, but serves to check that everything works."""
 SHAPES |= {
     f"{name}-{end}": SHAPES[name] | {"quantization_config": config}
-    for name in ("qwen3-8b", "tiny")
+    for name in ("qwen3-8b", "qwen3-30b-a3b", "tiny")
     for end, config in QUANTIZATIONS.items()
 }
+SHAPES["gpt-oss-20b-mxfp4"] = SHAPES["gpt-oss-20b"] | {"quantization_config": MXFP4}
 
 
 @contextmanager

@@ -10,6 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+    # Before the import of PyTorch, whose threads of all workers would otherwise wait for each other's cores.
+    threads = max(1, (os.cpu_count() or 1) // int(workers))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+
 import torch
 
 HERE = Path(__file__).parent

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tensor_kit import ONE_GPU
 
 from mizzen import LLM, SamplingParams
 
@@ -20,9 +19,13 @@ def quantized_log_probabilities(folder: Path, ranks: int) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 500, length).tolist() for length in LENGTHS]
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, prompt_logprobs=0)
-    settings: dict[str, Any] = {"skip_tokenizer": True, "kv_cache_tokens": 8192, "max_running_requests": 32}
-    if ONE_GPU:  # larger all-reduces use gloo instead of NCCL here, which cannot be captured
-        settings["cuda_graph_max_tokens"] = 64
+    settings: dict[str, Any] = {
+        "skip_tokenizer": True,
+        "kv_cache_tokens": 8192,
+        "max_running_requests": len(LENGTHS),
+        # On one GPU, larger all-reduces use gloo instead of NCCL, which cannot be captured.
+        "cuda_graph_max_tokens": 64,
+    }
     with LLM(folder, device="cuda", tensor=ranks, **settings) as llm:
         answers = llm.generate(prompts, params)
     return [np.array([entry.logprob for entry in answer.prompt_logprobs or []]) for answer in answers]
