@@ -17,7 +17,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -147,6 +147,10 @@ def variants(tokens: int, per_expert: float) -> dict[str, Any]:
         found["64"] = plans.LARGE
     if per_expert >= 32:
         found["128"] = plans.PROMPTS
+        for span in (4, 8, 16):
+            found[f"128, span {span}"] = plans.Grouped(
+                replace(plans.PROMPTS.gate_up, span=span), replace(plans.PROMPTS.down, span=span)
+            )
     return found
 
 

@@ -42,7 +42,7 @@ DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 HELD, PER_TOKEN, HIDDEN, WIDTH = 128, 8, 2048, 768
 MAX_SHARED_BYTES = 227 * 1024
 SHAPE = {"HELD": HELD, "PER_TOKEN": PER_TOKEN, "HIDDEN": HIDDEN, "WIDTH": WIDTH, "BIAS": False, "PDL": True}
-TYPES = {"chosen": "*i64", "weights": "*fp32", "pairs": "*i32", "block_experts": "*i32"}
+TYPES = {"blocks": "i32", "chosen": "*i64", "weights": "*fp32", "pairs": "*i32", "block_experts": "*i32"}
 
 
 class Compiled:
@@ -120,6 +120,7 @@ def test_grouped_gemms_use_wgmma_without_spills(
         "OUTPUTS": tile.outputs,
         "COLUMNS": tile.columns,
         "SWAP": tile.swap,
+        "SPAN": tile.span,
         "PDL": True,
     }
     code = Compiled(

@@ -40,6 +40,7 @@ GATES = {
 FEW = FewRowsTile(32, 64, 4)
 GROUPED = GroupedTile(16, 32, 32, 3, 4, swap=False)
 SWAPPED = GroupedTile(16, 64, 32, 3, 4, swap=True)
+SPANNED = GroupedTile(16, 32, 32, 3, 4, swap=False, span=4)
 
 
 def normal(*shape: int, seed: int, dtype: torch.dtype = DTYPE) -> torch.Tensor:
@@ -109,7 +110,9 @@ class Experts:
         return weighted_sum.sum_pairs(outputs, chosen, weights, HELD, added)
 
 
-@pytest.mark.parametrize("tile", [FEW, GROUPED, SWAPPED], ids=["few", "grouped", "swapped"])
+@pytest.mark.parametrize(
+    "tile", [FEW, GROUPED, SWAPPED, SPANNED], ids=["few", "grouped", "swapped", "spanned"]
+)
 @pytest.mark.parametrize(
     ("tokens", "choice", "kind", "extra"),
     [

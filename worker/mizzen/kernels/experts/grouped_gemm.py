@@ -37,6 +37,9 @@ class GroupedTile:
     """Warps per block."""
     swap: bool
     """Whether weight rows are the M dimension of the tensor cores' instructions."""
+    span: int = 1
+    """Consecutive blocks of pairs that run side by side with the same weight rows. If an expert's weights do
+    not fit in the L2 cache, a span of one reads them from memory for each of the expert's blocks."""
 
 
 @triton.jit
@@ -45,11 +48,12 @@ def _multiply(rows, weights, sums, SWAP: tl.constexpr):
     return tl.dot(weights, tl.trans(rows), sums) if SWAP else tl.dot(rows, tl.trans(weights), sums)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks"])
 def _grouped_kernel(
-    x, weight, bias, out, pairs, block_experts, limit, slope,
+    x, weight, bias, out, pairs, block_experts, limit, slope, blocks,
     PER_ROW: tl.constexpr, SIZE: tl.constexpr, INNER: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, SWAP: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, SWAP: tl.constexpr, SPAN: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Multiply a block of pairs by a tile of weight rows; -1 stands for no gate.
 
@@ -57,11 +61,15 @@ def _grouped_kernel(
     """
     TILES: tl.constexpr = (SIZE + OUTPUTS - 1) // OUTPUTS
     HAS_GATE: tl.constexpr = GATE >= 0
-    block, tile = tl.program_id(0) // TILES, tl.program_id(0) % TILES
+    program = tl.program_id(0)
+    block, tile = program // TILES, program % TILES
+    if SPAN > 1:
+        block = program // (SPAN * TILES) * SPAN + program % SPAN
+        tile = program % (SPAN * TILES) // SPAN
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    expert = tl.load(block_experts + block)
+    expert = tl.load(block_experts + block, block < blocks, -1)
     if expert < 0:
         return
     at = pairs + block * ROWS
@@ -114,13 +122,13 @@ def _launch(
     per_row: int,
     gate: Gate | None,
 ) -> None:
-    size, inner = out.shape[1], x.shape[1]
-    _grouped_kernel[(len(aligned.experts) * triton.cdiv(size, tile.outputs),)](
+    size, inner, blocks = out.shape[1], x.shape[1], len(aligned.experts)
+    _grouped_kernel[(triton.cdiv(blocks, tile.span) * tile.span * triton.cdiv(size, tile.outputs),)](
         x, weight, weight if bias is None else bias, out, aligned.pairs, aligned.experts,
-        0.0 if gate is None else gate.limit, 0.0 if gate is None else gate.slope,
+        0.0 if gate is None else gate.limit, 0.0 if gate is None else gate.slope, blocks,
         PER_ROW=per_row, SIZE=size, INNER=inner, GATE=-1 if gate is None else gate.number,
         BIAS=bias is not None, ROWS=tile.rows, OUTPUTS=tile.outputs, COLUMNS=tile.columns, SWAP=tile.swap,
-        num_warps=tile.warps, num_stages=tile.stages, **pdl_launch_options(x),
+        SPAN=tile.span, num_warps=tile.warps, num_stages=tile.stages, **pdl_launch_options(x),
     )  # fmt: skip
 
 
