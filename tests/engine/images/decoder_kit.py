@@ -24,6 +24,8 @@ from PIL import Image
 from mizzen.images.types import ImageDrawing, ImageGeometry, PixelLimits, PixelNormalization
 
 FACTOR = 28
+LEAKED: list[bytes] = []
+"""Memory that the action `leak` never frees."""
 NORMALIZATION = PixelNormalization(1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
@@ -80,6 +82,8 @@ def run_action(action: str, width: int) -> None:
         os._exit(4)  # the call was allowed
     elif action == "allocate":
         bytearray(1 << 40)
+    elif action == "leak":
+        LEAKED.append(b"x" * (2 << 20))
 
 
 def become_traced() -> None:

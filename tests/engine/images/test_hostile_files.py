@@ -27,6 +27,8 @@ COUNT = int(os.environ.get("MIZZEN_FUZZED_IMAGES", "2000"))
 WINDOW = 64
 """Number of images that are submitted before the result of the first one is awaited."""
 PATIENCE = 120.0
+ONE_PROCESS = 1 << 30
+"""Number of images after which a process is replaced, so that none is."""
 MAX_GROWTH = 48 << 20
 """Number of bytes by which the memory of a process may vary."""
 
@@ -124,7 +126,7 @@ class MemoryCheck:
 
 
 def test_damaged_files_are_refused_or_decoded(make_decoder: MakeDecoder) -> None:
-    decoder = make_decoder()
+    decoder = make_decoder(process_images=ONE_PROCESS)
     memory = MemoryCheck(decoder, COUNT // 4)
     outcomes: Counter[DecodeFailure | None] = Counter()
     for result in decode_all(decoder, damaged_files(COUNT), memory):
@@ -142,7 +144,7 @@ def test_damaged_files_are_refused_or_decoded(make_decoder: MakeDecoder) -> None
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_images(make_decoder: MakeDecoder) -> None:
-    decoder = make_decoder()
+    decoder = make_decoder(process_images=ONE_PROCESS)
     kinds = [("JPEG", "RGB"), ("PNG", "RGBA"), ("WEBP", "RGB"), ("GIF", "P")]
     files = [write_image(*kind, (60, 45), seed) for kind in kinds for seed in range(20)]
     memory = MemoryCheck(decoder, 1000)

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +19,8 @@ import numpy as np
 import psutil
 import pytest
 
+from mizzen.engine.images.buffers import KEPT_PIXEL_BYTES
+from mizzen.engine.images.decode_process import MEMORY_CHECK_IMAGES
 from mizzen.engine.images.decoder import ImageDecoder
 from mizzen.engine.images.pool import DecodePool
 from mizzen.engine.images.tasks import DecodedImage, DecodeFailure
@@ -62,7 +66,7 @@ def test_pixels_equal_those_decoded_in_this_process(make_decoder: MakeDecoder, k
     decoder.submit(b"a", content, kit.ProbeRules(), (123, 77))
     (result,) = results(decoder, 1)
     assert result.failure is None and not result.error
-    assert result.pixels is not None and not result.pixels.flags.writeable
+    assert result.pixels is not None
     assert np.array_equal(result.pixels, decode_image(content, kit.ProbeRules(), (123, 77), None))
     assert decoder.counts.decoded == 1
 
@@ -239,6 +243,71 @@ def test_close_ends_the_processes_even_during_an_image(make_decoder: MakeDecoder
         decoder.submit(b"k", SMALL, kit.ProbeRules(), SIZE)
 
 
+def test_later_images_do_not_change_the_pixels_of_earlier_ones(make_decoder: MakeDecoder) -> None:
+    """Small images share memory in the process; larger ones have their own."""
+    decoder = make_decoder()
+    sizes = [(60, 40), (2660, 2660), (60, 40), (2660, 2660), (90, 70)]
+    files = [kit.encode_image(*size, seed=seed) for seed, size in enumerate(sizes)]
+    assert KEPT_PIXEL_BYTES < 2660 * 2660 * 3
+    for index, (content, size) in enumerate(zip(files, sizes, strict=True)):
+        decoder.submit(bytes([index]), content, kit.ProbeRules(), size)
+    found = {result.key[0]: result.pixels for result in results(decoder, len(files))}
+    assert len(decoder.process_ids) == 1
+    for index, (content, size) in enumerate(zip(files, sizes, strict=True)):
+        expected = decode_image(content, kit.ProbeRules(), size, None)
+        assert np.array_equal(found[index], expected), index
+
+
+def test_processes_are_replaced_after_many_images(make_decoder: MakeDecoder) -> None:
+    decoder = make_decoder(processes=2, process_images=5)
+    seen: set[int] = set()
+    end = time.monotonic() + PATIENCE
+    for index in itertools.count():
+        decoder.submit(index.to_bytes(4), SMALL, kit.ProbeRules("sleep"), SIZE)
+        decoder.submit(index.to_bytes(5), SMALL, kit.ProbeRules("sleep"), SIZE)
+        assert all(result.pixels is not None for result in results(decoder, 2))
+        seen.update(decoder.process_ids)
+        assert len(decoder.process_ids) <= 4
+        assert time.monotonic() < end
+        if len(seen) >= 6:
+            break
+    wait_until(lambda: sum(map(psutil.pid_exists, seen)) <= 3)
+    assert decoder.counts.restarts == 0
+
+
+def test_a_process_whose_memory_grows_is_replaced(make_decoder: MakeDecoder) -> None:
+    decoder = make_decoder(grown_bytes=32 << 20)
+    (first,) = (decode(decoder, kit.ProbeRules("leak")), decoder.process_ids)[1]
+    for _ in range(2 * MEMORY_CHECK_IMAGES):
+        assert decode(decoder, kit.ProbeRules("leak")).pixels is not None
+    wait_until(lambda: not psutil.pid_exists(first))
+    assert decode(decoder, kit.ProbeRules("leak")).pixels is not None
+    assert decoder.counts.restarts == 0
+
+
+def test_a_successor_that_does_not_start_leaves_the_process_at_work(
+    make_decoder: MakeDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = make_decoder(process_images=2, retry_seconds=0.01)
+    assert decode(decoder, kit.ProbeRules()).pixels is not None
+    process = decoder.process_ids
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    for _ in range(20):
+        assert decode(decoder, kit.ProbeRules()).pixels is not None
+        time.sleep(0.02)
+    assert process[0] in decoder.process_ids
+
+
+def test_the_filter_leaves_speculation_as_in_ordinary_processes(make_decoder: MakeDecoder) -> None:
+    decoder = make_decoder()
+    decode(decoder, kit.ProbeRules())
+    fields = [
+        re.findall(r"^Specul.*$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
+        for process in (os.getpid(), decoder.process_ids[0])
+    ]
+    assert fields[0] and fields[0] == fields[1]
+
+
 def test_the_process_neither_imports_torch_nor_inherits_secrets(
     make_decoder: MakeDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,7 +319,8 @@ def test_the_process_neither_imports_torch_nor_inherits_secrets(
     maps = Path(f"/proc/{process.pid}/maps").read_text()
     assert "_imaging" in maps and "torch" not in maps
     targets = [os.readlink(path) for path in Path(f"/proc/{process.pid}/fd").iterdir()]
-    assert sorted(target.split(":")[0] for target in targets) == ["/dev/null"] * 3 + ["socket"]
+    kinds = sorted(target.split(":")[0] for target in targets)
+    assert kinds == ["/dev/null"] * 3 + ["/memfd", "socket"]  # the memory for pixels
 
 
 def test_a_failed_thread_fails_its_images_and_is_replaced(

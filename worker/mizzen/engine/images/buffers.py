@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that the engine shares with a process that decodes images.
 
-Each image has two anonymous files (memfd_create(2)), one for the content and one for the pixels. Their sizes
-are sealed, because a process that shrinks a mapped file would make the engine fail with SIGBUS.
+Each image has an anonymous file (memfd_create(2)) for its content. A process writes the pixels of one image
+after the other to memory that it keeps, because new memory would cost a tenth of the time of an image; the
+engine copies them. Images with more pixels have a file of their own. The sizes of the files are sealed,
+because a process that shrinks a mapped file would make the engine fail with SIGBUS.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ import tempfile
 import numpy as np
 
 from mizzen.core.images.types import Pixels
+
+KEPT_PIXEL_BYTES = 16 << 20
+"""Size of the memory for pixels that a process keeps."""
 
 
 def share_content(content: bytes) -> int:
@@ -53,10 +58,23 @@ def read_content(descriptor: int, size: int) -> bytes:
 
 def map_pixels(descriptor: int, shape: tuple[int, int, int, int], *, writable: bool) -> Pixels:
     """Return pixels of `shape` in the memory of a file; the array keeps the memory alive."""
+    populate = getattr(mmap, "MAP_POPULATE", 0)  # one call instead of many page faults
+    return view_pixels(_map(descriptor, math.prod(shape), populate, writable=writable), shape)
+
+
+def map_kept_pixels(descriptor: int, *, writable: bool) -> mmap.mmap:
+    """Return the memory of a file of KEPT_PIXEL_BYTES, which is taken only when it is used."""
+    return _map(descriptor, KEPT_PIXEL_BYTES, 0, writable=writable)
+
+
+def view_pixels(memory: mmap.mmap, shape: tuple[int, int, int, int]) -> Pixels:
+    """Return pixels of `shape` at the beginning of mapped memory."""
+    return np.frombuffer(memory, np.uint8, math.prod(shape)).reshape(shape)
+
+
+def _map(descriptor: int, size: int, flags: int, *, writable: bool) -> mmap.mmap:
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # one call instead of many page faults
-    memory = mmap.mmap(descriptor, math.prod(shape), flags=flags, prot=protection)
-    return np.frombuffer(memory, np.uint8).reshape(shape)
+    return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | flags, prot=protection)
 
 
 def _create_file(name: str) -> int:

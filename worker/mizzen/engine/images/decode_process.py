@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -17,7 +18,14 @@ import msgspec
 
 from mizzen.common.child_process import SINGLE_THREADED
 from mizzen.core.images.types import Pixels
-from mizzen.engine.images.buffers import create_pixel_memory, map_pixels, share_content
+from mizzen.engine.images.buffers import (
+    KEPT_PIXEL_BYTES,
+    create_pixel_memory,
+    map_kept_pixels,
+    map_pixels,
+    share_content,
+    view_pixels,
+)
 from mizzen.engine.images.messages import MESSAGE_BYTES, DecodeReady, DecodeReply
 from mizzen.engine.images.options import DecoderOptions
 from mizzen.engine.images.tasks import DecodeTask
@@ -28,6 +36,8 @@ KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRES
 """Variables of glibc: the process keeps up to 64 MiB of freed memory for the next image, because page faults
 would take a third of the time of an image."""
 MessageT = TypeVar("MessageT", DecodeReady, DecodeReply)
+MEMORY_CHECK_IMAGES = 32
+"""Number of images after which the memory of a process is measured again."""
 EXIT_SECONDS = 1.0
 """Time to wait for a killed process, in seconds."""
 
@@ -59,16 +69,32 @@ class DecodeProcess:
         self.task_start = 0.0
         """Time of `time.monotonic` at which the current image was sent."""
         self._pixel_file = -1
+        """File for the pixels of the current image; -1 if they fit into the kept memory."""
+        self.worn = False
+        """Whether the process should be replaced: after many images, or because its memory has grown."""
+        self._images = 0
+        """Number of images that the process has finished."""
+        self._first_bytes = 0
+        """Memory of the process when it was ready, in bytes."""
         self._options = options
+        kept_file = create_pixel_memory(KEPT_PIXEL_BYTES)
+        try:
+            self._kept_pixels = map_kept_pixels(kept_file, writable=False)
+            self._start(rules, kept_file)
+        finally:
+            os.close(kept_file)
+
+    def _start(self, rules: bytes, kept_file: int) -> None:
+        options = self._options
         self.control, worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.setblocking(False)
         with worker_end:
             words = ["--fd", str(worker_end.fileno()), "--parent", str(os.getpid())]
-            words += ["--memory-bytes", str(options.memory_bytes)]
+            words += ["--memory-bytes", str(options.memory_bytes), "--pixels", str(kept_file)]
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "mizzen.engine.images.decode_worker", *words],
-                    pass_fds=(worker_end.fileno(),),
+                    pass_fds=(worker_end.fileno(), kept_file),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -92,15 +118,16 @@ class DecodeProcess:
             ProcessEnded: the process ended before; the image has not been read.
             OSError: there is no memory for the image.
         """
-        content_file = share_content(task.content)
+        files = [share_content(task.content)]
         try:
-            self._pixel_file = create_pixel_memory(task.job.pixel_bytes)
-            message = msgspec.json.encode(task.job)
-            socket.send_fds(self.control, [message], [content_file, self._pixel_file])
+            if task.job.pixel_bytes > KEPT_PIXEL_BYTES:
+                self._pixel_file = create_pixel_memory(task.job.pixel_bytes)
+                files.append(self._pixel_file)
+            socket.send_fds(self.control, [msgspec.json.encode(task.job)], files)
         except (BrokenPipeError, ConnectionResetError):
             raise ProcessEnded from None
         finally:
-            os.close(content_file)
+            os.close(files[0])
         self.task = task
         self.task_start = time.monotonic()
         self.deadline = self.task_start + self._options.image_seconds
@@ -118,15 +145,17 @@ class DecodeProcess:
         if ready.fault:
             raise ProcessEnded(ready.fault)
         self.ready = ready
+        self._first_bytes = _resident_bytes(self.process_id)
         return ready
 
     def receive_pixels(self) -> tuple[Pixels | None, str] | None:
         """Return the pixels of the current image or an error message, or None if the image is not finished.
 
-        The process is idle afterwards.
+        The pixels are a copy, which the process cannot change. The process is idle afterwards.
 
         Raises:
             ProcessEnded: the process has ended.
+            OSError: there is no memory for the pixels.
         """
         message = self._receive()
         task = self.task
@@ -137,9 +166,22 @@ class DecodeProcess:
         reply = _decode(message, DecodeReply)
         pixels = None
         if not reply.error:
-            pixels = map_pixels(self._pixel_file, task.job.shape, writable=False)
+            shape = task.job.shape
+            if self._pixel_file < 0:
+                pixels = view_pixels(self._kept_pixels, shape).copy()
+            else:
+                pixels = map_pixels(self._pixel_file, shape, writable=False).copy()
+        self._images += 1
+        self.worn = self._is_worn()
         self._finish_task()
         return pixels, reply.error
+
+    def _is_worn(self) -> bool:
+        if self.worn or self._images >= self._options.process_images:
+            return True
+        if self._images % MEMORY_CHECK_IMAGES:
+            return False
+        return _resident_bytes(self.process_id) - self._first_bytes > self._options.grown_bytes
 
     def kill(self) -> None:
         """Kill the process, and wait for a short time until it has ended."""
@@ -173,6 +215,16 @@ def _environment() -> dict[str, str]:
     """Return the environment of the process, which contains no secrets of the engine."""
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     return {**kept, **SINGLE_THREADED, **KEEP_FREED_MEMORY, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _resident_bytes(process_id: int) -> int:
+    """Return the memory of a process in bytes without its shared memory; 0 if it is unknown."""
+    try:
+        with open(f"/proc/{process_id}/statm") as file:
+            resident, shared = map(int, file.read().split()[1:3])
+    except (OSError, ValueError):
+        return 0
+    return (resident - shared) * resource.getpagesize()
 
 
 def _decode(message: bytes, kind: type[MessageT]) -> MessageT:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that decodes images.
 
-    python -P -m mizzen.engine.images.decode_worker --fd N --parent PID --memory-bytes N
+    python -P -m mizzen.engine.images.decode_worker --fd N --parent PID --memory-bytes N --pixels N
 
 `mizzen.engine.images.decode_process` starts this process. It imports Pillow and the rules of the model, gives
 up all rights that decoding does not need, and only then receives images.
@@ -10,6 +10,7 @@ up all rights that decoding does not need, and only then receives images.
 from __future__ import annotations
 
 import argparse
+import mmap
 import os
 import pickle
 import socket
@@ -18,7 +19,8 @@ import msgspec
 import numpy as np
 
 from mizzen.common.child_process import run_behind_parent, set_parent_death_signal
-from mizzen.engine.images.buffers import map_pixels, read_content
+from mizzen.core.images.types import Pixels
+from mizzen.engine.images.buffers import map_kept_pixels, map_pixels, read_content, view_pixels
 from mizzen.engine.images.messages import MESSAGE_BYTES, DecodeJob, DecodeReady, DecodeReply
 from mizzen.engine.images.sandbox import limit_resources, prefer_in_memory_shortage, restrict_system_calls
 from mizzen.images.decode import decode_image, preload_decoders
@@ -40,35 +42,42 @@ def prepare(control: socket.socket, memory_bytes: int) -> ImageRules:
     return rules
 
 
-def serve(control: socket.socket, rules: ImageRules) -> None:
-    """Decode images until the engine closes its end of `control`."""
+def serve(control: socket.socket, rules: ImageRules, kept_pixels: mmap.mmap) -> None:
+    """Decode images until the engine closes its end of `control`.
+
+    Pixels are written to `kept_pixels`, unless a job has a file for them.
+    """
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 2)
         if not message:
             return
         job = msgspec.json.decode(message, type=DecodeJob)
-        content_file, pixel_file = descriptors
+        content_file, *pixel_files = descriptors
         try:
-            write_pixels(job, rules, content_file, pixel_file)
+            pixels = decode(job, rules, content_file)
+            if pixel_files:
+                target = map_pixels(pixel_files[0], job.shape, writable=True)
+            else:
+                target = view_pixels(kept_pixels, job.shape)
+            np.copyto(target, pixels, casting="no")
+            del pixels, target
             reply = DecodeReply()
         except InvalidImage as error:
             reply = DecodeReply(str(error))
         finally:
-            os.close(content_file)
-            os.close(pixel_file)
+            for descriptor in descriptors:
+                os.close(descriptor)
         control.sendall(msgspec.json.encode(reply))
 
 
-def write_pixels(job: DecodeJob, rules: ImageRules, content_file: int, pixel_file: int) -> None:
-    """Decode the image in `content_file`, and write its pixels to `pixel_file`.
+def decode(job: DecodeJob, rules: ImageRules, content_file: int) -> Pixels:
+    """Return the pixels of the image in `content_file`, uint8 [tiles, height, width, 3].
 
     Raises:
         InvalidImage: the image cannot be decoded.
     """
     limits = PixelLimits(job.min_pixels, job.max_pixels)
-    content = read_content(content_file, job.content_bytes)
-    pixels = decode_image(content, rules, job.header_size, limits)
-    np.copyto(map_pixels(pixel_file, job.shape, writable=True), pixels, casting="no")
+    return decode_image(read_content(content_file, job.content_bytes), rules, job.header_size, limits)
 
 
 def main() -> None:
@@ -77,12 +86,15 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--memory-bytes", type=int, required=True)
+    parser.add_argument("--pixels", type=int, required=True)
     args = parser.parse_args()
     set_parent_death_signal(args.parent)
     run_behind_parent()
+    kept_pixels = map_kept_pixels(args.pixels, writable=True)
+    os.close(args.pixels)
     with socket.socket(fileno=args.fd) as control:
         try:
-            serve(control, prepare(control, args.memory_bytes))
+            serve(control, prepare(control, args.memory_bytes), kept_pixels)
         except ConnectionError:
             pass  # the engine is gone
 

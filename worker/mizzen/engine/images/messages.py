@@ -2,8 +2,9 @@
 """Messages between the engine and a process that decodes images, over a socket of type SOCK_SEQPACKET.
 
 The engine first sends the pickled rules of the model, and the process replies with `DecodeReady`. Each
-`DecodeJob` carries two file descriptors, of the file's content and of the memory for the pixels; the process
-replies with `DecodeReply`. Nothing that the process sends is unpickled.
+`DecodeJob` carries the file descriptor of the image's content, and one of memory for the pixels if these do
+not fit into the memory that the process keeps; the process replies with `DecodeReply`. Nothing that the
+process sends is unpickled.
 """
 
 from __future__ import annotations

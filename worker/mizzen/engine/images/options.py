@@ -30,6 +30,10 @@ class DecoderOptions:
     """Number of pixels, before resizing, up to which images are decoded at the same time."""
     memory_bytes: int = 2 << 30
     """Maximum memory in bytes that a process may use in addition to its memory after the start."""
+    process_images: int = 10_000
+    """Number of images after which a process is replaced, so that no state of it lasts."""
+    grown_bytes: int = 256 << 20
+    """Growth of a process's memory in bytes, between images, after which it is replaced."""
     idle_seconds: float = 600.0
     """Time without images, in seconds, after which the processes are stopped."""
     start_seconds: float = 60.0

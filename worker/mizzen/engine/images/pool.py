@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 EXPIRY_SECONDS = 1.0
 """Interval at which images that have waited too long are looked for, in seconds."""
 MAX_FAILED_STARTS = 2
-"""Number of failed starts in succession after which all waiting images fail."""
+"""Number of failed starts in succession after which all waiting images fail if there is no process."""
 
 WAITED_TOO_LONG = "the image waited too long, because many images are being decoded: try again later"
 """Error of an image for which no process became free in time."""
@@ -70,6 +70,8 @@ class DecodePool:
         self._queue = queue
         self._options = options
         self._processes: list[DecodeProcess] = []
+        self._retiring: set[DecodeProcess] = set()
+        """Processes that end after their current image, because they have been replaced."""
         self._next_task: DecodeTask | None = None
         """Image that was removed from the queue, and waits for a process or for other images to finish."""
         self._failed_starts = 0
@@ -168,6 +170,8 @@ class DecodePool:
                     "the kernel does not restrict the system calls of the processes that decode images"
                 )
         self.confined = ready.confined
+        for worn in [old for old in self._processes if old.worn and old not in self._retiring][:1]:
+            self._retire(worn)
 
     def _handle_reply(self, process: DecodeProcess) -> None:
         task = process.task
@@ -178,6 +182,18 @@ class DecodePool:
         pixels, error = result
         failure = DecodeFailure.INVALID if pixels is None else None
         self._queue.finish(task, DecodedImage(task.key, pixels, _printable(error), failure), seconds)
+        if process in self._retiring:
+            self._retire(process)
+        elif process.worn:
+            self._start(process.rules)  # its successor; it goes on until that one is ready
+
+    def _retire(self, process: DecodeProcess) -> None:
+        """Remove a process that has a successor, after its current image."""
+        log.info("replaced process %d, which has decoded images for long", process.process_id)
+        if process.idle:
+            self._remove(process)
+        else:
+            self._retiring.add(process)
 
     def _replace(self, process: DecodeProcess, reason: str) -> None:
         """Remove a process that ended; its image fails."""
@@ -208,7 +224,7 @@ class DecodePool:
         self._failed_starts += 1
         self._no_start_before = time.monotonic() + self._options.retry_seconds
         log.warning("a process that decodes images did not start: %s", reason)
-        if self._failed_starts >= MAX_FAILED_STARTS:
+        if self._failed_starts >= MAX_FAILED_STARTS and not any(one.ready for one in self._processes):
             task, self._next_task = self._next_task, None
             if task is not None:
                 self._queue.finish(task, task.failed(UNAVAILABLE, DecodeFailure.UNAVAILABLE))
@@ -257,13 +273,23 @@ class DecodePool:
 
     def _start_if_needed(self, rules: bytes) -> None:
         """Start a process for these rules, unless one is starting or all are busy."""
-        if any(process.ready is None for process in self._processes):
+        if self._starting:
             return
         if len(self._processes) >= self._options.processes:
             others = [process for process in self._processes if process.idle]
             if not others:
                 return
             self._remove(others[0])  # it has other rules
+        self._start(rules)
+
+    @property
+    def _starting(self) -> bool:
+        return any(process.ready is None for process in self._processes)
+
+    def _start(self, rules: bytes) -> None:
+        """Start a process for these rules, unless one is starting or a start has just failed."""
+        if self._starting:
+            return
         if time.monotonic() < self._no_start_before:
             return
         try:
@@ -277,6 +303,7 @@ class DecodePool:
     def _remove(self, process: DecodeProcess) -> None:
         self._selector.unregister(process.control)
         self._processes.remove(process)
+        self._retiring.discard(process)
         process.kill()
 
     def _stop_idle(self, now: float) -> None:

@@ -31,7 +31,7 @@ class DecodedImage:
 
     key: bytes
     pixels: Pixels | None
-    """Pixels, uint8 [tiles, height, width, 3], read-only; None if there is an error."""
+    """Pixels, uint8 [tiles, height, width, 3]; None if there is an error."""
     error: str = ""
     """Description of the problem; empty if decoding succeeded."""
     failure: DecodeFailure | None = None
