@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from family_twins import SMALL, YARN
+from family_twins import SMALL, YARN, set_dtype
 
 SIGLIP = {
     "model_type": "siglip_vision_model",
@@ -126,18 +126,32 @@ TOWERS: dict[str, dict[str, Any]] = {
 """Towers with several layers, by the name of the twin."""
 
 
-def save_vision_twin(folder: Path, name: str, tower: dict[str, Any] | None = None, **changes: Any) -> Any:
-    """Save a seeded random twin to a folder in float32; return the Transformers model.
+def save_vision_twin(
+    folder: Path,
+    name: str,
+    tower: dict[str, Any] | None = None,
+    *,
+    text: dict[str, Any] | None = None,
+    scale: float = 0.25,
+    dtype: torch.dtype = torch.float32,
+    **changes: Any,
+) -> Any:
+    """Save a seeded random twin to a folder; return the Transformers model, in float32.
 
     Args:
         folder: Folder of the twin.
         name: Name of the twin.
         tower: Fields of the tower; by default those of `VISION_TWINS`.
+        text: Fields of the text part that differ.
+        scale: Standard deviation of the weights; that of norms is 0.25.
+        dtype: Data type to which the weights are rounded.
         changes: Fields of the whole model that differ.
     """
-    prefix, text, usual_tower, whole = VISION_TWINS[name]
+    prefix, usual_text, usual_tower, whole = VISION_TWINS[name]
     config = getattr(transformers, f"{prefix}Config")(
-        text_config={**SMALL, **text}, vision_config=tower or usual_tower, **{**whole, **changes}
+        text_config={**SMALL, **usual_text, **(text or {})},
+        vision_config=tower or usual_tower,
+        **{**whole, **changes},
     )
     torch.manual_seed(0)
     model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config).float().eval()
@@ -145,6 +159,6 @@ def save_vision_twin(folder: Path, name: str, tower: dict[str, Any] | None = Non
         for parameter, weights in model.named_parameters():
             plus_one = prefix == "Gemma3"
             is_norm = "norm" in parameter
-            weights.normal_(1.0 if is_norm and not plus_one else 0.0, 0.25)
-    model.save_pretrained(folder)
-    return model
+            weights.normal_(1.0 if is_norm and not plus_one else 0.0, 0.25 if is_norm else scale)
+    set_dtype(model, dtype).save_pretrained(folder)
+    return set_dtype(model, torch.float32)

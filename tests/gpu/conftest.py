@@ -19,9 +19,16 @@ if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
 import torch
 
 HERE = Path(__file__).parent
-HELPER_FOLDERS = (HERE, *(HERE / name for name in ("attention", "engine", "kernels", "parallel")))
+ENGINE_TESTS = HERE.parent / "engine"
+HELPER_FOLDERS = (
+    HERE,
+    *(HERE / name for name in ("attention", "engine", "images", "kernels", "parallel")),
+    ENGINE_TESTS,
+    ENGINE_TESTS / "images",
+    HERE.parents[1] / "benchmarks",
+)
 """Folders with helper modules of the tests."""
-sys.path[:0] = [*map(str, HELPER_FOLDERS), str(HERE.parent / "engine"), str(HERE.parents[1] / "benchmarks")]
+sys.path[:0] = [*map(str, HELPER_FOLDERS)]
 
 PACKAGES = ("cuda.bindings", "flashinfer", "sgl_kernel", "transformers", "triton", "xgrammar")
 """Packages whose absence would skip tests or select slower kernels."""

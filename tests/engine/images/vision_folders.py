@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from mizzen.core.request import Int32
 IMAGE, START, END, BREAK = 150, 151, 152, 153
 """Token ids of the placeholder and of the tokens around images."""
 LARGEST_TEXT_ID = 140
+MODES = ("RGB", "L", "RGBA", "P", "LA")
+"""Modes of random images in Pillow."""
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,16 @@ FAMILIES: dict[str, VisionFamily] = {
 }
 
 
-def save_family(folder: Path, family: VisionFamily) -> Any:
-    """Write the folder of a model; return the model in Transformers."""
-    model = save_vision_twin(folder, family.twin, TOWERS[family.twin], **family.config)
+def save_family(folder: Path, family: VisionFamily, tower: dict[str, Any] | None = None, **twin: Any) -> Any:
+    """Write the folder of a model; return the model in Transformers.
+
+    Args:
+        folder: Folder of the model.
+        family: The twin.
+        tower: Fields of the tower; by default those of `TOWERS`.
+        twin: Further arguments of `save_vision_twin`.
+    """
+    model = save_vision_twin(folder, family.twin, tower or TOWERS[family.twin], **family.config, **twin)
     (folder / "preprocessor_config.json").write_text(
         json.dumps({"image_processor_type": family.processor.__name__.removesuffix("Pil"), **family.settings})
     )
@@ -113,12 +123,12 @@ def save_family(folder: Path, family: VisionFamily) -> Any:
     return model
 
 
-def random_image(source: random.Random, largest: int = 90) -> bytes:
-    """Return an image file of random size, mode and format."""
+def random_image(source: random.Random, largest: int = 90, modes: Sequence[str] = MODES) -> bytes:
+    """Return an image file of random size, mode (one of `modes`) and format."""
     width, height = source.randint(4, largest), source.randint(4, largest)
     if width > 20 * height or height > 20 * width:
         width = height
-    mode = source.choice(["RGB", "L", "RGBA", "P", "LA"])
+    mode = source.choice(modes)
     noise = np.random.default_rng(source.randint(0, 1 << 30)).integers(0, 256, (height, width, 4), np.uint8)
     image = Image.fromarray(noise, "RGBA").convert("RGB").convert(mode)
     if mode == "RGBA":
@@ -142,20 +152,30 @@ def random_prompt(source: random.Random, images: int) -> list[int]:
     return ids
 
 
+def process_images(family: VisionFamily, files: list[bytes]) -> dict[str, Any]:
+    """Return the inputs that the image processor of Transformers makes from images."""
+    opened = [ImageOps.exif_transpose(Image.open(io.BytesIO(file))) for file in files]
+    return dict(family.processor(**family.settings)(opened, return_tensors="pt"))
+
+
+def prompt_inputs(family: VisionFamily, ids: Int32, files: list[bytes]) -> dict[str, Any]:
+    """Return the inputs of a model in Transformers for expanded token ids and their images."""
+    inputs = process_images(family, files) if files else {}
+    prompt = torch.from_numpy(ids.astype(np.int64))[None]
+    if family.twin.startswith("qwen"):
+        inputs["mm_token_type_ids"] = (prompt == IMAGE).long()
+    return {"input_ids": prompt, **inputs}
+
+
 def generate(
     model: Any, family: VisionFamily, ids: Int32, files: list[bytes], tokens: int
 ) -> tuple[list[int], torch.Tensor]:
     """Return the greedy answer of Transformers to expanded token ids, and the logits of its tokens."""
-    opened = [ImageOps.exif_transpose(Image.open(io.BytesIO(file))) for file in files]
-    inputs: dict[str, Any] = dict(family.processor(**family.settings)(opened, return_tensors="pt"))
-    prompt = torch.from_numpy(ids.astype(np.int64))[None]
-    if family.twin.startswith("qwen"):
-        inputs["mm_token_type_ids"] = (prompt == IMAGE).long()
+    inputs = prompt_inputs(family, ids, files)
     model.generation_config = transformers.GenerationConfig(pad_token_id=0)
     with torch.inference_mode():
         output = model.generate(
-            input_ids=prompt,
-            attention_mask=torch.ones_like(prompt),
+            attention_mask=torch.ones_like(inputs["input_ids"]),
             do_sample=False,
             max_new_tokens=tokens,
             output_logits=True,

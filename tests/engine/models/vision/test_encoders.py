@@ -59,6 +59,22 @@ def test_qwen(twin: str, load_encoder: LoadEncoder, tmp_path: Path) -> None:
         assert_close(encode(encoder, pixels[None], grid), expected)
 
 
+@pytest.mark.parametrize("twin", ["qwen3-vl", "qwen2.5-vl"])
+def test_padded_feed_forward_blocks(twin: str, load_encoder: LoadEncoder, tmp_path: Path) -> None:
+    """Inner sizes for which GEMMs would be slow are padded, with and without a gate."""
+    model = save_vision_twin(tmp_path, twin, {**TOWERS[twin], "intermediate_size": 42})
+    encoder = load_encoder(tmp_path)
+    pixels = random_pixels(24, 40)
+    inputs = Qwen2VLImageProcessorPil(patch_size=4, do_resize=False)(
+        Image.fromarray(pixels), return_tensors="pt"
+    )
+    with torch.inference_mode():
+        outputs = model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"])
+    expected = torch.cat(tuple(outputs.pooler_output))
+    assert_close(encode(encoder, pixels[None], (1, 6, 10))[:, : expected.shape[1]], expected)
+    assert len(encoder.blocks[0].mlp.inner(torch.zeros(1, 48))[0]) == 64 * encoder.blocks[0].mlp.inputs
+
+
 def as_tiles(pixels: np.ndarray[Any, Any], height: int, width: int) -> list[Image.Image]:
     """Cut pixels [height, width, 3] into tiles, row by row."""
     return [

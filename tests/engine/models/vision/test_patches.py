@@ -13,9 +13,11 @@ from transformers.vision_utils import get_vision_position_ids
 
 from mizzen.models.hf_fields import Fields
 from mizzen.models.vision.config import Normalisation
-from mizzen.models.vision.patches import cut_patches, normalise_pixels, patch_positions
+from mizzen.models.vision.patches import PixelNormaliser, cut_patches, patch_positions
 from mizzen.models.vision.qwen import read_qwen3
 from mizzen.models.vision.windows import order_by_window
+
+CPU = torch.device("cpu")
 
 
 def test_all_values_are_normalised_exactly() -> None:
@@ -23,7 +25,8 @@ def test_all_values_are_normalised_exactly() -> None:
     for mean, std in [((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), ((0.48, 0.457, 0.4), (0.26, 0.261, 0.275))]:
         processor = SiglipImageProcessorPil(do_resize=False, image_mean=list(mean), image_std=list(std))
         expected = processor(Image.fromarray(values), return_tensors="pt")["pixel_values"][0]
-        pixels = normalise_pixels(torch.from_numpy(values), Normalisation(mean=mean, std=std))
+        normalise = PixelNormaliser(Normalisation(mean=mean, std=std), CPU)
+        pixels = normalise(torch.from_numpy(values))
         assert pixels.dtype == torch.float32
         assert torch.equal(pixels.permute(2, 0, 1), expected)
 
@@ -35,9 +38,10 @@ def test_patches_are_those_of_the_processor(height: int, width: int) -> None:
         Image.fromarray(pixels), return_tensors="pt"
     )
     config = read_qwen3(Fields({}))
-    patches = cut_patches(normalise_pixels(torch.from_numpy(pixels)[None], config.normalisation), config)
+    normalise = PixelNormaliser(config.normalisation, CPU)
+    patches = cut_patches(normalise(torch.from_numpy(pixels)[None]), config)
     assert torch.equal(patches, inputs["pixel_values"])
-    positions = patch_positions(height // 16, width // 16, 2, torch.device("cpu"))
+    positions = patch_positions(height // 16, width // 16, 2, CPU)
     assert torch.equal(positions, get_vision_position_ids(inputs["image_grid_thw"], 2))
 
 
@@ -45,7 +49,7 @@ def test_patches_are_those_of_the_processor(height: int, width: int) -> None:
 @pytest.mark.parametrize("columns", [1, 4, 6, 9])
 def test_windows_hold_the_blocks_of_one_square(rows: int, columns: int) -> None:
     window = 4
-    order, segments = order_by_window(rows, columns, window, merge=2)
+    order, segments = order_by_window(rows, columns, window, merge=2, device=CPU)
     assert sorted(order.tolist()) == list(range(rows * columns))
     assert len(segments) <= 4
     windows: list[set[tuple[int, int]]] = []

@@ -18,6 +18,7 @@ from mizzen.engine.loading.memory_budget import MemoryShortage
 from mizzen.engine.loading.memory_need import MemoryNeed
 from mizzen.engine.loading.memory_profile import measure_peak_bytes
 from mizzen.engine.loading.model_setup import DUMMY_SEED, measure_targets, zeros
+from mizzen.engine.loading.resolve import uses_own_kernels
 from mizzen.engine.loading.served_images import ServedImages, estimate_encoding_bytes
 from mizzen.engine.loading.vision_setup import load_vision_encoder
 from mizzen.engine.uploader import Uploader
@@ -57,7 +58,7 @@ class ImageMemory:
         if group is None or group.rank == 0:
             self.encoder = load_vision_encoder(
                 Path(options.model),
-                BuildContext(device=weight.device, dtype=weight.dtype),
+                BuildContext(device=weight.device, dtype=weight.dtype, fused=uses_own_kernels(options)),
                 images.vision,
                 dummy_seed=DUMMY_SEED if options.load_format == "dummy" else None,
             )

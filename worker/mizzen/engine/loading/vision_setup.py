@@ -53,4 +53,5 @@ def load_vision_encoder(
                 raise WeightsError(
                     f"the vision encoder cannot be loaded: {error}; --images off serves the text part alone"
                 ) from error
+        encoder.finish()
     return encoder

@@ -6,17 +6,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 
+from mizzen.attention.segments import Attend
 from mizzen.layers.activation import ActivationFunction
 from mizzen.layers.context import BuildContext
 from mizzen.layers.linear import MergedColumnParallelLinear, RowParallelLinear, name_rows
+from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
 from mizzen.layers.norm import Norm, make_norm
 from mizzen.layers.rope import rotate
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.block import NormKind
 from mizzen.models.vision.config import VisionConfig
 from mizzen.models.vision.positions import Angles
-from mizzen.models.vision.windows import Segments, attend_in_segments
+
+GEMM_UNIT = 8
+"""Number that should divide the sizes of 16-bit matrices: GEMMs read 16 bytes at once."""
+PADDED_UNIT = 64
+"""Number that divides sizes after padding: elements of a row in a tile of GEMMs."""
 
 
 def make_tower_norm(build: BuildContext, config: VisionConfig, name: str) -> Norm:
@@ -47,6 +54,7 @@ class VisionAttention:
     def __init__(self, build: BuildContext, config: VisionConfig, prefix: str) -> None:
         names, hidden = config.names, config.hidden_size
         self.heads = (config.heads, config.head_dim)
+        self.fused = build.fused
         self.qkv_proj = merged_linear(
             build, [prefix + name for name in names.query_key_value], hidden, hidden, config.qkv_bias
         )
@@ -57,12 +65,18 @@ class VisionAttention:
         yield from self.qkv_proj.targets()
         yield from self.o_proj.targets()
 
-    def __call__(self, x: torch.Tensor, angles: Angles | None, segments: Segments) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, angles: Angles | None, attend: Attend) -> torch.Tensor:
         """Return the attention's output [tokens, hidden] for x [tokens, hidden]; rotations are in float32."""
-        q, k, v = (part.view(-1, *self.heads) for part in self.qkv_proj(x).chunk(3, dim=-1))
-        if angles is not None:
+        qkv = self.qkv_proj(x)
+        heads, head_dim = self.heads
+        if angles is not None and self.fused:
+            from mizzen.kernels.attention.rotate_heads import rotate_heads
+
+            rotate_heads(qkv, 2 * heads, head_dim, *angles)
+        q, k, v = qkv.view(-1, 3, heads, head_dim).unbind(1)
+        if angles is not None and not self.fused:
             q, k = (rotate(part.float(), *angles).to(x.dtype) for part in (q, k))
-        return self.o_proj(attend_in_segments(q, k, v, segments))
+        return self.o_proj(attend(q, k, v))
 
 
 class VisionMLP:
@@ -75,17 +89,33 @@ class VisionMLP:
         )
         self.down = RowParallelLinear(build, prefix + names.down, config.hidden_size, size, config.mlp_bias)
         self.activation = ActivationFunction(build, config.activation)
-        self.has_gate = len(names.inner) == 2
+        self.inputs, self.size = len(names.inner), size
 
     def targets(self) -> Iterator[WeightTarget]:
         """Yield the destinations of the checkpoint's tensors."""
         yield from self.inner.targets()
         yield from self.down.targets()
 
+    def finish(self) -> None:
+        """Pad the inner size of loaded weights with zeros if GEMMs would be slow.
+
+        The activation of 0 is 0, so that the padding does not change outputs.
+        """
+        if self.size % GEMM_UNIT == 0:
+            return
+        extra = -self.size % PADDED_UNIT
+        inner, down = self.inner.method, self.down.method
+        if not isinstance(inner, UnquantizedLinear) or not isinstance(down, UnquantizedLinear):
+            return
+        inner.weight = F.pad(inner.weight.view(self.inputs, self.size, -1), (0, 0, 0, extra)).flatten(0, 1)
+        if inner.bias is not None:
+            inner.bias = F.pad(inner.bias.view(self.inputs, self.size), (0, extra)).flatten()
+        down.weight = F.pad(down.weight, (0, extra))
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the block's output [tokens, hidden] for x [tokens, hidden]."""
         inner = self.inner(x)
-        return self.down(self.activation.gate(inner) if self.has_gate else self.activation(inner))
+        return self.down(self.activation.gate(inner) if self.inputs == 2 else self.activation(inner))
 
 
 class VisionBlock:
@@ -103,7 +133,7 @@ class VisionBlock:
         for part in (self.attention_norm, self.attention, self.mlp_norm, self.mlp):
             yield from part.targets()
 
-    def __call__(self, x: torch.Tensor, angles: Angles | None, segments: Segments) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, angles: Angles | None, attend: Attend) -> torch.Tensor:
         """Return the layer's output [tokens, hidden] for x [tokens, hidden], as a new tensor."""
-        x = x + self.attention(self.attention_norm(x), angles, segments)
+        x = x + self.attention(self.attention_norm(x), angles, attend)
         return x.add_(self.mlp(self.mlp_norm(x)))

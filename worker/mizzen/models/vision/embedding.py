@@ -65,32 +65,25 @@ class PatchEmbedding:
             if part is not None:
                 yield from part.targets()
 
-    def __call__(
-        self, patches: torch.Tensor, positions: torch.Tensor, tiles: int, rows: int, columns: int
-    ) -> torch.Tensor:
+    def __call__(self, patches: torch.Tensor, positions: torch.Tensor, tiles: int) -> torch.Tensor:
         """Embed the patches of an image.
 
         Args:
-            patches: Normalised pixels of the patches [tiles * rows * columns, pixels of a patch], float32.
-            positions: Row and column of each patch of a tile, int64 [rows * columns, 2].
+            patches: Normalised pixels of the patches [tiles * patches, pixels of a patch], in the model's
+                dtype.
+            positions: Row and column of each patch of a tile, int64 [patches, 2].
             tiles: Number of tiles.
-            rows: Number of rows of patches of a tile.
-            columns: Number of columns of patches of a tile.
 
         Returns:
             Embeddings [tokens, hidden] in the model's dtype. Each tile's class token precedes its patches.
         """
         weight = self.weight.value
-        x = F.linear(
-            patches.to(weight.dtype), weight.flatten(1), None if self.bias is None else self.bias.value
-        )
-        x = x.view(tiles, rows * columns, -1)
+        x = F.linear(patches, weight.flatten(1), None if self.bias is None else self.bias.value)
+        x = x.view(tiles, len(positions), -1)
         if self.class_token is not None:
             x = torch.cat((self.class_token.value.expand(tiles, 1, -1), x), dim=1)
         if self.positions is not None:
             table = self.positions.value
-            x = x + (
-                table if self.config.image_size else interpolate_positions(table, positions, rows, columns)
-            )
+            x = x + (table if self.config.image_size else interpolate_positions(table, positions))
         x = x.flatten(0, 1)
         return x if self.norm is None else self.norm(x)

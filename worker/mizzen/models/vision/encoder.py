@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from mizzen.attention.segments import Attend, make_segment_attention
 from mizzen.layers.context import BuildContext
 from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
 from mizzen.layers.sharding import Mesh
@@ -19,10 +20,10 @@ from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.vision.block import VisionBlock
 from mizzen.models.vision.config import VisionConfig
 from mizzen.models.vision.embedding import PatchEmbedding, TowerTensor
-from mizzen.models.vision.patches import cut_patches, normalise_pixels, patch_positions
+from mizzen.models.vision.patches import PixelNormaliser, cut_patches, patch_positions
 from mizzen.models.vision.positions import Angles, rotation_angles
 from mizzen.models.vision.projector import Projector, join_tiles
-from mizzen.models.vision.windows import Segments, order_by_window
+from mizzen.models.vision.windows import order_by_window
 from mizzen.parallel.collectives import SINGLE_RANK
 
 
@@ -31,7 +32,9 @@ class VisionEncoder:
 
     def __init__(self, build: BuildContext, config: VisionConfig) -> None:
         self.config = config
-        self.device = build.device
+        self.device, self.dtype = build.device, build.dtype
+        self.normalise = PixelNormaliser(config.normalisation, build.device)
+        self.attention = make_segment_attention(build.device, build.dtype, config.head_dim)
         self.ignored: Sequence[re.Pattern[str]] = [re.compile(name) for name in config.ignored_tensors]
         """Patterns of the names of checkpoint tensors that the encoder does not need."""
         self.embedding = PatchEmbedding(build, config)
@@ -48,8 +51,13 @@ class VisionEncoder:
         if self.newline is not None:
             yield from self.newline.targets()
 
+    def finish(self) -> None:
+        """Prepare the loaded weights; must be called once, before the first image."""
+        for block in self.blocks:
+            block.mlp.finish()
+
     def __call__(self, pixels: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
-        """Encode one image.
+        """Encode one image, without waiting for the device if the pixels are there.
 
         Args:
             pixels: Pixels in RGB, uint8 [tiles, height, width, 3], on any device.
@@ -64,10 +72,10 @@ class VisionEncoder:
         """
         self._check_size(pixels)
         config = self.config
-        patches = cut_patches(normalise_pixels(pixels.to(self.device), config.normalisation), config)
+        patches = cut_patches(self.normalise(pixels.to(self.device)).to(self.dtype), config)
         tiles, rows, columns = len(pixels), *(size // config.patch_size for size in pixels.shape[1:3])
         positions = patch_positions(rows, columns, config.merge, self.device)
-        x = self.embedding(patches, positions, tiles, rows, columns)
+        x = self.embedding(patches, positions, tiles)
         tokens = len(x) // tiles
         angles = rotation_angles(config, positions)
         if angles is not None and tiles > 1:
@@ -75,7 +83,7 @@ class VisionEncoder:
         if config.window:
             embeddings = self._encode_in_windows(x, angles, tiles, rows, columns)
         else:
-            states = self._run_layers(x, angles, ((tiles, tokens),), ())
+            states = self._run_layers(x, angles, self.attention.plan(((tiles, tokens),)))
             if config.drops_first:
                 states = {
                     i: state.view(tiles, tokens, -1)[:, 1:].flatten(0, 1) for i, state in states.items()
@@ -102,32 +110,34 @@ class VisionEncoder:
         merge = self.config.merge
         if tiles != 1:
             raise ValueError(f"an image of this model is one tile, not {tiles}")
-        order, windows = order_by_window(rows // merge, columns // merge, self.config.window, merge)
-        order = order.to(self.device)
+        order, windows = order_by_window(
+            rows // merge, columns // merge, self.config.window, merge, self.device
+        )
 
         def reorder(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.view(len(order), merge * merge, *tensor.shape[1:])[order].flatten(0, 1)
 
         if angles is not None:
             angles = reorder(angles[0]), reorder(angles[1])
-        states = self._run_layers(reorder(x), angles, ((1, len(x)),), windows)
+        whole, within = self.attention.plan(((1, len(x)),)), self.attention.plan(windows)
+        states = self._run_layers(reorder(x), angles, whole, within)
         embeddings = self._project(states)
         return torch.empty_like(embeddings).index_copy_(0, order, embeddings)
 
     def _run_layers(
-        self, x: torch.Tensor, angles: Angles | None, whole: Segments, windows: Segments
+        self, x: torch.Tensor, angles: Angles | None, whole: Attend, within: Attend | None = None
     ) -> dict[int, torch.Tensor]:
         """Run the layers over tokens; return the hidden states that the projectors need, by index.
 
         Args:
             x: Input of the first layer [tokens, hidden].
             angles: Angles of the tokens; None without rotary embedding.
-            whole: Segments of layers with full attention.
-            windows: Segments of the other layers; empty if all layers have full attention.
+            whole: Attention of layers with full attention.
+            within: Attention of the other layers; None if all layers have full attention.
         """
         states = {0: x} if 0 in self.features else {}
         for layer, block in enumerate(self.blocks):
-            x = block(x, angles, whole if not windows or layer in self.config.full_layers else windows)
+            x = block(x, angles, whole if within is None or layer in self.config.full_layers else within)
             if layer + 1 in self.features:
                 states[layer + 1] = x
         return states
@@ -142,5 +152,5 @@ def make_vision_encoder(build: BuildContext, config: VisionConfig) -> VisionEnco
 
     It is neither sharded nor quantized: a rank that makes it holds the whole encoder.
     """
-    whole = replace(build, mesh=Mesh(), collectives=SINGLE_RANK, make_linear=UnquantizedLinear, fused=False)
+    whole = replace(build, mesh=Mesh(), collectives=SINGLE_RANK, make_linear=UnquantizedLinear)
     return VisionEncoder(whole, config)

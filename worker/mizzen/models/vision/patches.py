@@ -11,23 +11,22 @@ import torch
 from mizzen.models.vision.config import Normalisation, VisionConfig
 
 
-def normalise_pixels(pixels: torch.Tensor, normalisation: Normalisation) -> torch.Tensor:
-    """Normalise 8-bit pixels.
+class PixelNormaliser:
+    """Normalises 8-bit pixels as the processors of Transformers that use Pillow do.
 
-    Like the processors of Transformers that use Pillow, it rescales in float64 and rounds once.
-
-    Args:
-        pixels: Pixels, uint8 [..., 3].
-        normalisation: Factor of all pixels, and mean and standard deviation of each channel.
-
-    Returns:
-        The normalised pixels, float32 [..., 3].
+    It rescales in float64 and rounds once.
     """
-    mean, std = (
-        torch.tensor(values, dtype=torch.float32, device=pixels.device)
-        for values in (normalisation.mean, normalisation.std)
-    )
-    return pixels.double().mul_(normalisation.rescale).float().sub_(mean).div_(std)
+
+    def __init__(self, normalisation: Normalisation, device: torch.device) -> None:
+        self.rescale = normalisation.rescale
+        self.mean, self.std = (
+            torch.tensor(values, dtype=torch.float32, device=device)
+            for values in (normalisation.mean, normalisation.std)
+        )
+
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Return pixels (uint8 [..., 3]) normalised, float32 [..., 3]."""
+        return pixels.double().mul_(self.rescale).float().sub_(self.mean).div_(self.std)
 
 
 def cut_patches(pixels: torch.Tensor, config: VisionConfig) -> torch.Tensor:
@@ -36,7 +35,7 @@ def cut_patches(pixels: torch.Tensor, config: VisionConfig) -> torch.Tensor:
     Blocks of `merge` x `merge` patches follow each other in rows; within a block, its rows follow each other.
 
     Args:
-        pixels: Normalised pixels [tiles, height, width, 3].
+        pixels: Normalised pixels [tiles, height, width, 3], in any dtype.
         config: Architecture of the encoder.
 
     Returns:

@@ -33,22 +33,18 @@ def rotation_angles(config: VisionConfig, positions: torch.Tensor) -> Angles | N
     return angles.cos(), angles.sin()
 
 
-def interpolate_positions(
-    table: torch.Tensor, positions: torch.Tensor, rows: int, columns: int
-) -> torch.Tensor:
+def interpolate_positions(table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Interpolate learned positions of a square image bilinearly, so that its corners are those of an image.
 
     Args:
         table: Learned positions [side * side, hidden].
-        positions: Row and column of each patch, int64 [patches, 2].
-        rows: Number of rows of patches of the image.
-        columns: Number of columns of patches.
+        positions: Row and column of each patch of the image, int64 [patches, 2].
 
     Returns:
         The position of each patch [patches, hidden], in the dtype of the table.
     """
     side = isqrt(len(table))
-    extent = torch.tensor([max(rows - 1, 1), max(columns - 1, 1)], device=table.device)
+    extent = positions.amax(dim=0).clamp_(min=1)
     place = positions.float() * (side - 1) / extent
     low = place.floor().long()
     weight = place - low

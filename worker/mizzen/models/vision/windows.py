@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Windows of attention, and attention within segments of a sequence."""
+"""Windows of attention."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
-Segments = tuple[tuple[int, int], ...]
-"""Pairs (count, length) of consecutive segments of equal length, which together cover a sequence."""
+from mizzen.attention.segments import Segments
 
 
-def order_by_window(rows: int, columns: int, window: int, merge: int) -> tuple[torch.Tensor, Segments]:
+def order_by_window(
+    rows: int, columns: int, window: int, merge: int, device: torch.device
+) -> tuple[torch.Tensor, Segments]:
     """Order the blocks of an image by windows, so that windows of equal size follow each other.
 
     Only windows at the right and lower edges are smaller than `window` x `window`, so that there are at most
@@ -21,12 +21,13 @@ def order_by_window(rows: int, columns: int, window: int, merge: int) -> tuple[t
         columns: Number of columns of blocks.
         window: Height and width of a window in blocks.
         merge: Height and width of a block in patches.
+        device: Device of the order.
 
     Returns:
-        The index of the block at each place of the new order, int64 [rows * columns] on the CPU, and the
+        The index of the block at each place of the new order, int64 [rows * columns], and the
         segments of patches that attend to each other.
     """
-    index = torch.arange(rows * columns).view(rows, columns)
+    index = torch.arange(rows * columns, device=device).view(rows, columns)
     full_rows, full_columns = rows - rows % window, columns - columns % window
     parts, segments = [], []
     for part in (
@@ -42,25 +43,3 @@ def order_by_window(rows: int, columns: int, window: int, merge: int) -> tuple[t
         parts.append(windows.transpose(1, 2).flatten())
         segments.append((part.numel() // (height * width), height * width * merge * merge))
     return torch.cat(parts), tuple(segments)
-
-
-def attend_in_segments(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments) -> torch.Tensor:
-    """Compute attention of each segment to itself; all of a pair in `segments` are one batch.
-
-    Args:
-        q: Queries [tokens, heads, head_dim].
-        k: Keys, of the same shape.
-        v: Values, of the same shape.
-        segments: Segments of the tokens.
-
-    Returns:
-        The attention's output [tokens, heads * head_dim].
-    """
-    outputs, start = [], 0
-    for count, length in segments:
-        rows = slice(start, start + count * length)
-        start = rows.stop
-        query, key, value = (x[rows].unflatten(0, (count, length)).transpose(1, 2) for x in (q, k, v))
-        attended = F.scaled_dot_product_attention(query, key, value)
-        outputs.append(attended.transpose(1, 2).reshape(count * length, -1))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention without causal mask of each segment of a sequence to itself, as vision towers need it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from mizzen.attention.flash_attention3 import MAX_HEAD_DIM, PACKAGE
+from mizzen.kernels.launch import has_wgmma
+
+log = logging.getLogger(__name__)
+
+Segments = tuple[tuple[int, int], ...]
+"""Pairs (count, length) of consecutive segments of equal length, which together cover a sequence."""
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Function of queries, keys and values [tokens, heads, head_dim], which returns [tokens, heads * head_dim].
+The inputs may be strided, but the elements of a head are contiguous."""
+
+
+class SegmentAttention(Protocol):
+    """Attention within segments, for one head dim and dtype."""
+
+    def plan(self, segments: Segments) -> Attend:
+        """Return the attention for sequences with these segments, without waiting for the device."""
+        ...
+
+
+class BatchedSegments:
+    """Attention by PyTorch: all segments of a pair in `Segments` are one batch."""
+
+    def plan(self, segments: Segments) -> Attend:
+        """Return the attention for sequences with these segments."""
+
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            outputs, start = [], 0
+            for count, length in segments:
+                rows = slice(start, start + count * length)
+                start = rows.stop
+                query, key, value = (x[rows].unflatten(0, (count, length)).transpose(1, 2) for x in (q, k, v))
+                attended = F.scaled_dot_product_attention(query, key, value)
+                outputs.append(attended.transpose(1, 2).reshape(count * length, -1))
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+        return attend
+
+
+class FlashSegments:
+    """FlashAttention 3 (arXiv 2407.08608): all segments of all lengths in one kernel."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Load the kernel.
+
+        Raises:
+            ImportError: the package is missing or broken.
+            OSError: it was built for another version of PyTorch.
+        """
+        self.device = device
+        self.kernel = importlib.import_module(PACKAGE).flash_attn_varlen_func
+
+    def plan(self, segments: Segments) -> Attend:
+        """Return the attention for sequences with these segments, without waiting for the device."""
+        lengths = [
+            torch.full((count,), length, dtype=torch.int32, device=self.device) for count, length in segments
+        ]
+        starts = F.pad(torch.cat(lengths).cumsum(0, dtype=torch.int32), (1, 0))
+        longest = max(length for _, length in segments)
+
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return self.kernel(q, k, v, starts, starts, longest, longest, causal=False).flatten(1)
+
+        return attend
+
+
+def make_segment_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> SegmentAttention:
+    """Return the fastest attention within segments that a device supports."""
+    fits = head_dim % 8 == 0 and head_dim <= MAX_HEAD_DIM and dtype in (torch.bfloat16, torch.float16)
+    if fits and has_wgmma(device) and importlib.util.find_spec("sgl_kernel") is not None:
+        try:
+            return FlashSegments(device)
+        except (ImportError, OSError) as error:
+            log.warning("images are encoded with the attention of PyTorch: sglang-kernel fails (%s)", error)
+    return BatchedSegments()
