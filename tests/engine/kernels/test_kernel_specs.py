@@ -80,10 +80,14 @@ def test_linear_layers_load_exactly_the_kernels_compiled_at_start_up(
     assert loaded_specs == method.kernel_specs(batch_sizes, activation=silu if swiglu else None)
 
 
+@pytest.mark.parametrize("swiglu", [False, True])
 def test_eager_steps_of_w8a8_layers_load_no_kernel_that_was_not_compiled(
-    monkeypatch: pytest.MonkeyPatch,
+    swiglu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks of scales end the kernel with SwiGLU at 96 rows, and the one without it at 128."""
+    """Blocks of scales end the kernel with SwiGLU at 96 rows, and the one without it at 128.
+
+    The kernel without SwiGLU lets attention of up to 8 rows start early.
+    """
     specs: Specs = set()
     monkeypatch.setattr(w8a8_swap_ab, "load_kernel", lambda *kernel: specs.add(kernel[:-1]))
     monkeypatch.setattr(w8a8_swap_ab, "launch", lambda *launch, **options: None)
@@ -100,7 +104,7 @@ def test_eager_steps_of_w8a8_layers_load_no_kernel_that_was_not_compiled(
         columns=columns,
         bias=False,
         kind=LinearKind.COLUMN,
-        swiglu=True,
+        swiglu=swiglu,
         dtype=torch.bfloat16,
         device=device,
     )
@@ -126,9 +130,14 @@ def test_eager_steps_of_w8a8_layers_load_no_kernel_that_was_not_compiled(
         inputs = w8a8_swap_ab.QuantizedInputs(
             values=values, scales=torch.empty(columns // 128, -(-count // 4) * 4, device=device)
         )
-        method._multiply_glu(method.operands, inputs, silu)
+        if swiglu:
+            method._multiply_glu(method.operands, inputs, silu)
+        else:
+            method._multiply(method.operands, inputs)
     assert len(specs) == 9
-    assert specs == method.kernel_specs((1, 2, 4, 8), activation=silu)
+    assert specs == method.kernel_specs((1, 2, 4, 8), activation=silu if swiglu else None)
+    for defines in (dict(spec[-1]) for spec in specs):
+        assert defines["DEFER_PDL"] == (defines["BATCH"] > (96 if swiglu else 8))
 
 
 @pytest.mark.parametrize("tied", [False, True])
