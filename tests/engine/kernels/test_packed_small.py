@@ -7,6 +7,7 @@ import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,8 +20,19 @@ triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton
 from mizzen.kernels import nvrtc  # noqa: E402
 from mizzen.kernels.gemm import packed_small  # noqa: E402
 from mizzen.kernels.gemm.fragments import PackedWeight, ScaleLayout, chunk_columns, pack_weight  # noqa: E402
-from mizzen.kernels.gemm.packed_small import SM_COUNT, PackedFormat, SmallTileConfig, select_tile_config  # noqa: E402
+from mizzen.kernels.gemm.gemv import PreNorm  # noqa: E402
+from mizzen.kernels.gemm.packed_small_tiles import (  # noqa: E402
+    SM_COUNT,
+    TILE_CONFIGS,
+    PackedFormat,
+    SmallTileConfig,
+    select_tile_config,
+)
+from mizzen.layers.linear_methods.base import LinearKind, LinearPart, LinearSpec  # noqa: E402
+from mizzen.layers.linear_methods.packed import PackedLinear  # noqa: E402
 from mizzen.layers.quantized.canonical import Codes  # noqa: E402
+from mizzen.models.block import Activation  # noqa: E402
+from mizzen.quantization.schemes import Fp8Layout, Fp8Weights, ScaleShape  # noqa: E402
 
 HOPPER = (9, 0)
 DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -40,6 +52,11 @@ SHAPES = [
     (51200, 5120, True),
     (3584, 18944, False),
     (1536, 4096, False),
+    (12288, 4096, True),
+    (12288, 2048, True),
+    (4096, 6144, False),
+    (8192, 3584, False),
+    (57344, 8192, True),
     (64, 64, False),
     (640, 1088, True),
 ]
@@ -89,6 +106,11 @@ def test_tilings_with_too_few_columns_slots_or_rows_are_refused() -> None:
     assert not config.supports(replace(weight, group_columns=96), 1)
 
 
+def has_norm(rows: int, columns: int) -> bool:
+    """Return whether a shape of `SHAPES` is that of a layer behind a norm; the others follow a product."""
+    return (rows, columns) in ((24576, 4096), (6144, 4096))
+
+
 @pytest.mark.parametrize(("count", "name"), [(count, name) for count in (1, 8) for name in FORMATS])
 def test_kernels_compile_without_spills_and_load_weights_before_the_pdl_wait(
     count: int, name: str, tmp_path: Path
@@ -100,7 +122,8 @@ def test_kernels_compile_without_spills_and_load_weights_before_the_pdl_wait(
     weight = make_format(name, rows, columns, swiglu=swiglu)
     config = select_tile_config(weight, count)
     assert config is not None
-    defines = packed_small.compile_definitions(weight, config, count)
+    norm = count == 1 and has_norm(rows, columns)
+    defines = packed_small.compile_definitions(weight, config, count, norm=norm)
     path = tmp_path / "kernel.cubin"
     path.write_bytes(nvrtc.compile_cubin(packed_small.SOURCE, "packed_small", defines, HOPPER))
 
@@ -109,8 +132,11 @@ def test_kernels_compile_without_spills_and_load_weights_before_the_pdl_wait(
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
     assert "STACK:0 " in dump("--dump-resource-usage"), (weight, config)
-    order = re.findall(r"\b(UBLKCP|ACQBULK|HMMA\.16816)", dump("--dump-sass"))
+    order = re.findall(r"\b(UBLKCP|LDG|ACQBULK|HMMA\.16816)", dump("--dump-sass"))
     assert order.index("UBLKCP") < order.index("ACQBULK") < order.index("HMMA.16816")
+    # A thread of 256 loads two vectors of the norm's weight, and then two each of x and the residual stream.
+    before = order[: order.index("ACQBULK")].count("LDG")
+    assert (before, order.count("LDG")) == ((2, 6) if norm else (0, 0))
 
 
 @pytest.mark.parametrize("swiglu", [False, True])
@@ -127,6 +153,86 @@ def test_gemms_load_exactly_the_kernels_compiled_at_start_up(
         assert out.shape == (count, 256 if swiglu else 512)
     assert loaded == packed_small.kernel_specs(packed, range(1, 257))
     assert len(loaded) == 3 and len(launches) == packed_small.MAX_BATCH
+
+
+@pytest.mark.parametrize(("codes", "bias"), [(Codes.UINT4, False), (Codes.UINT4, True), (Codes.E4M3, False)])
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_layers_add_and_normalise_a_single_row_in_the_kernel(
+    swiglu: bool, codes: Codes, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: set[object] = set()
+    launched: list[tuple[object, ...]] = []
+    monkeypatch.setattr(packed_small, "load_kernel", lambda *kernel: loaded.add(kernel[:-1]))
+    monkeypatch.setattr(packed_small, "launch", lambda *call, **options: launched.append(call[-1]))
+    monkeypatch.setattr(packed_small, "is_hopper_or_later", lambda device: True)
+    part = LinearPart(
+        name="layer", first_row=0, rows=slice(0, 512), columns=slice(0, 1024), shape=(512, 1024)
+    )
+    spec = LinearSpec(
+        parts=(part,),
+        rows=512,
+        columns=1024,
+        bias=bias,
+        kind=LinearKind.COLUMN,
+        swiglu=swiglu,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    scheme = Fp8Weights(scale_shape=ScaleShape.CHANNEL, activations=None, layout=Fp8Layout.HUGGING_FACE)
+    method = PackedLinear(spec, scheme)
+    method.bias = torch.ones(512, dtype=torch.bfloat16) if bias else None
+    row_step, dtype = (1, torch.bfloat16) if codes is Codes.UINT4 else (128, torch.float32)
+    weight = make_weight(codes, 512, 1024, row_step, 128, dtype=dtype)
+    method._keep(pack_weight(weight, swiglu=swiglu and not bias))
+    norm = SimpleNamespace(weight=torch.ones(1024, dtype=torch.bfloat16), epsilon=1e-6, fusible=True)
+    silu, gelu = (SimpleNamespace(kind=kind) for kind in (Activation.SILU, Activation.GELU))
+    activation = silu if swiglu else None
+    x, residual = torch.zeros(1, 1024, dtype=torch.bfloat16), torch.zeros(1, 1024, dtype=torch.bfloat16)
+    if swiglu and bias:
+        assert method.apply_after_norm(norm, x, residual, activation) is None  # type: ignore[arg-type]
+        return
+    for added in (x, None):
+        result = method.apply_after_norm(norm, added, residual, activation)  # type: ignore[arg-type]
+        assert result is not None
+        out, new_residual = result
+        assert out.shape == (1, 256 if swiglu else 512)
+        assert (new_residual is residual) == (added is None)
+        names = (launched[-1][3], launched[-1][-4], launched[-1][-2])
+        expected = (residual, None, None) if added is None else (x, residual, new_residual)
+        assert all(tensor is other for tensor, other in zip(names, expected, strict=True))
+    assert len(loaded) == 1 and loaded <= method.kernel_specs((1, 2, 8))
+    refused = [
+        (norm, torch.cat((x, x)), torch.cat((x, x)), activation),
+        (SimpleNamespace(**{**vars(norm), "fusible": False}), x, residual, activation),
+        (norm, x, residual, None if swiglu else silu),
+        (norm, x, residual, gelu),
+    ]
+    assert all(method.apply_after_norm(*arguments) is None for arguments in refused)  # type: ignore[arg-type]
+    assert len(launched) == 2
+
+
+def test_rows_that_are_long_padded_or_reordered_are_not_normalised_in_the_kernel() -> None:
+    packed = pack_weight(make_weight(Codes.UINT4, 128, 1024, 1, 128, dtype=torch.bfloat16))
+    assert packed_small.supports_norm(packed)
+    assert not packed_small.supports_norm(replace(packed, order=torch.arange(1024)))
+    for columns in (1000, 8192):
+        other = pack_weight(make_weight(Codes.INT8, 64, columns))
+        assert not packed_small.supports_norm(other)
+    norm = PreNorm(scale=torch.ones(1024), epsilon=1e-6)
+    x = torch.zeros(2, 1024, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="2 rows of x cannot be normalised"):
+        packed_small.packed_small_gemm(packed, x, norm=norm)
+    split = SmallTileConfig(4, 1, 2, 8, 2, 2)
+    with pytest.raises(ValueError, match="cannot be normalised"):
+        packed_small.packed_small_gemm(packed, x[:1], norm=norm, config=split)
+
+
+def test_measured_tilings_are_selected_for_one_row_of_their_shapes() -> None:
+    for (codes, rows, columns, batch), config in TILE_CONFIGS.items():
+        if codes is Codes.UINT4 and batch == 1:
+            for zeros in (False, True):
+                weight = make_format("int4", rows, columns, swiglu=False, zeros=zeros)
+                assert select_tile_config(weight, 1) == config
 
 
 @pytest.mark.parametrize(

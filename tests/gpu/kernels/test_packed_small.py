@@ -7,18 +7,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gemm_kit import check_replays, normal
+from gemm_kit import check_replays, close, normal
 
 from mizzen.kernels.gemm.fragments import PackedWeight, pack_weight
+from mizzen.kernels.gemm.gemv import PreNorm
 from mizzen.kernels.gemm.packed_small import (
     MAX_BATCH,
-    SmallTileConfig,
     format_of,
     kernel_specs,
     max_batch,
     packed_small_gemm,
     supports,
+    supports_norm,
 )
+from mizzen.kernels.gemm.packed_small_tiles import TILE_CONFIGS, SmallTileConfig
+from mizzen.kernels.norm import add_rms_norm, rms_norm
 from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
 from random_weights import make_weight
 
@@ -116,6 +119,8 @@ def test_products_equal_exact_ones(
         SmallTileConfig(2, 2, 2, 8, 3, 2),
         SmallTileConfig(1, 5, 1, 16, 2, 2),
         SmallTileConfig(2, 5, 1, 4, 2, 2, 2),
+        SmallTileConfig(2, 1, 1, 4, 2, 8),
+        SmallTileConfig(4, 1, 2, 8, 2, 4),
     ],
     ids=str,
 )
@@ -131,6 +136,58 @@ def test_products_are_exact_with_every_tiling(codes: Codes, config: SmallTileCon
                 supported += 1
                 check(packed, weight.dequantize().double(), count, config)
     assert supported >= 10
+
+
+ONE_ROW_SHAPES = [shape for *shape, batch in TILE_CONFIGS if shape[0] is Codes.UINT4 and batch == 1]
+"""Codes, rows and columns of weights with a measured tiling for one row of x."""
+
+
+@pytest.mark.parametrize(("codes", "rows", "columns"), ONE_ROW_SHAPES, ids=str)
+def test_one_row_is_exact_with_the_measured_tilings(codes: Codes, rows: int, columns: int) -> None:
+    weight = on_gpu(make_weight(codes, rows, columns, 1, 128, dtype=BF16))
+    check(pack_weight(weight, swiglu=rows > columns * 2), weight.dequantize().double(), 1)
+
+
+NORM_CASES = [
+    (Codes.UINT4, 1, 128, 6144, 4096, False),
+    (Codes.UINT4, 1, 128, 24576, 4096, True),
+    (Codes.UINT4, 1, 32, 640, 1088, True),
+    (Codes.UINT4, 1, 0, 3072, 2560, True),
+    (Codes.INT8, 1, 0, 1536, 2048, False),
+    (Codes.E4M3, 128, 128, 1024, 1024, True),
+]
+"""Codes, row step, column step (0: all columns), rows, columns, and whether there is SwiGLU."""
+
+
+@pytest.mark.parametrize("add", [False, True], ids=["norm", "add and norm"])
+@pytest.mark.parametrize(
+    ("codes", "row_step", "column_step", "rows", "columns", "swiglu"), NORM_CASES, ids=str
+)
+def test_a_row_is_added_to_the_residual_and_normalised_first(
+    codes: Codes, row_step: int, column_step: int, rows: int, columns: int, swiglu: bool, add: bool
+) -> None:
+    dtype = BF16 if codes is Codes.UINT4 else F32
+    packed = pack_weight(
+        on_gpu(make_weight(codes, rows, columns, row_step, column_step, dtype=dtype)), swiglu=swiglu
+    )
+    assert supports(packed) and supports_norm(packed)
+    scale = 1 + normal(columns, seed=1) / 4
+    for seed, factor in ((2, 1), (3, 300)):
+        x, residual = normal(1, columns, seed=seed) * factor, normal(1, columns, seed=seed + 10)
+        norm = PreNorm(scale=scale, epsilon=1e-6, residual=residual if add else None)
+        out = torch.full((1, rows // (1 + swiglu)), float("nan"), dtype=BF16, device="cuda")
+        new_residual = torch.full_like(residual, float("nan"))
+        packed_small_gemm(packed, x, out, swiglu=swiglu, norm=norm, new_residual=new_residual)
+        before = residual.clone()
+        inputs = add_rms_norm(x, before, scale, 1e-6) if add else rms_norm(x, scale, 1e-6)
+        if add:
+            assert torch.equal(new_residual, before)
+        else:
+            assert new_residual.isnan().all()
+        separate = packed_small_gemm(packed, inputs, swiglu=swiglu)
+        # The norms add up squares in different orders, which may round a few elements differently.
+        close(out, separate)
+        assert (out == separate).float().mean() > 0.9
 
 
 def test_a_row_of_the_result_depends_on_its_row_of_x_alone() -> None:
@@ -179,6 +236,30 @@ def test_a_chain_of_overlapping_gemms_is_reproducible(columns: int, count: int) 
         torch.cuda.synchronize()
     assert torch.isfinite(first.float()).all() and first.any()
     assert torch.equal(first, y)
+
+
+def test_a_chain_of_gemms_with_norms_is_reproducible() -> None:
+    """The residual stream alternates between new tensors, as in decoder layers."""
+    made = [make_weight(Codes.UINT4, 2048, 2048, 1, 128, dtype=BF16) for _ in range(2)]
+    weights = [pack_weight(on_gpu(weight)) for weight in made]
+    scale = 1 + normal(2048, seed=1) / 4
+    x, start = normal(1, 2048, seed=2), normal(1, 2048, seed=3)
+    out = torch.empty_like(x)
+
+    def chain() -> None:
+        y, residual = x, start
+        for layer in range(20):
+            new_residual = torch.empty_like(residual)
+            norm = PreNorm(scale=scale, epsilon=1e-6, residual=residual)
+            y = packed_small_gemm(weights[layer % 2], y, norm=norm, new_residual=new_residual)
+            residual = new_residual
+        out.copy_(residual)
+
+    first, y, residual = check_replays(chain, out, 50), x, start.clone()
+    for layer in range(20):
+        y = packed_small_gemm(weights[layer % 2], add_rms_norm(y, residual, scale, 1e-6))
+        torch.cuda.synchronize()
+    assert (first.double() - residual.double()).norm() < 0.05 * residual.double().norm()
 
 
 def test_start_up_compiles_every_kernel_that_is_used() -> None:

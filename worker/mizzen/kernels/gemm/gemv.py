@@ -26,7 +26,7 @@ SOURCE = read_source("bf16") + read_source("gemm/gemv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreNorm:
-    """Residual addition and RMSNorm that `gemv` applies to its input first."""
+    """Residual addition and RMSNorm that a GEMM of a single row applies to its input first."""
 
     scale: torch.Tensor
     """Weight of the RMSNorm, [columns]."""

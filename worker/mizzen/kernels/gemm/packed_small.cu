@@ -11,7 +11,8 @@
 //              WARPS warps of a block; bulk copies load it into a slot of a ring, with its scales and zero points
 //
 // A stage is multiplied group by group; the sums of a group are scaled in float32 and then added. Warps keep the sums of up
-// to SAVED units in registers and then add them up. bf16.cu, hopper.cu and fragments.cu are prepended to this text.
+// to SAVED units in registers and then add them up. With NORM_COLUMNS, there is one row of x, and every block normalises it
+// first. bf16.cu, hopper.cu, fragments.cu and row_norm.cu are prepended to this text.
 
 #define ROW 0
 #define OCTET 1
@@ -297,7 +298,8 @@ __device__ __forceinline__ void multiply_units(const Operands& all, const Part& 
             u32 inputs[N_TILES];
 #pragma unroll
             for (int n = 0; n < N_TILES; n++) inputs[n] = fragments[n] + (stage - part.first_stage) * STAGE_COLUMNS * 2;
-            if (unit == 0) wait_barrier(at.ready + step * 8, 0);
+            // A normalised row of x is in shared memory already; the first barrier then waits for scales of rows alone.
+            if (unit == 0 && (!NORM_COLUMNS || step == 0)) wait_barrier(at.ready + step * 8, 0);
             wait_barrier(at.full + slot * 8, parity);
             const unsigned char* data = at.ring + slot * SLOT_BYTES;
             if (stage < part.last_stage)
@@ -337,7 +339,7 @@ __device__ __forceinline__ void start_loads(const Operands& all, const Part& par
     }
     if (lane > 0) return;
     const int scale_bytes = SCALE_LAYOUT == ROW ? part.units * UNIT_ROWS * 4 : 0;
-    expect_bytes(at.ready, all.count * input_bytes(all, part, 0) + scale_bytes);
+    expect_bytes(at.ready, (NORM_COLUMNS ? 0 : all.count * input_bytes(all, part, 0)) + scale_bytes);
     if (scale_bytes) bulk_load(shared_address(at.row_scales), all.scales + (size_t)part.first_unit * UNIT_ROWS * 4, scale_bytes, at.ready, EVICT_FIRST);
 }
 
@@ -354,10 +356,11 @@ __device__ __forceinline__ void load_inputs(const Operands& all, const Part& par
 // Shared memory: the ring, then the block's columns of x [count, pitch bytes], scales of rows [max_units, UNIT_ROWS], and the
 // sums from all blocks of the cluster for this block's rows. The sums of the warps [WARPS, count, PITCH] are at `sums_at`:
 // behind them, or in the ring if a block computes no more than SAVED units. A cluster computes `few_units` units, the first
-// `more` clusters one more.
+// `more` clusters one more. `residual`, `norm_weight`, `new_residual` and `epsilon` belong to the norm of NORM_COLUMNS.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 packed_small(const unsigned char* codes, const unsigned char* scales, const unsigned char* zeros, const u16* x, u16* out,
-             int stages, int groups, int columns, int outputs, int count, int few_units, int more, int max_units, int sums_at) {
+             int stages, int groups, int columns, int outputs, int count, int few_units, int more, int max_units, int sums_at,
+             const u16* residual, const u16* norm_weight, u16* new_residual, float epsilon) {
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ __align__(8) u64 full[SLOTS], empty[SLOTS], ready[MAX_STEPS];
     asm volatile("griddepcontrol.launch_dependents;");
@@ -376,12 +379,21 @@ packed_small(const unsigned char* codes, const unsigned char* scales, const unsi
     // Padding columns of x are zero.
     const int padding = max(part.last_stage * STAGE_COLUMNS - columns, 0), filled = (part.last_stage - part.first_stage) * STAGE_COLUMNS - padding;
     for (int i = threadIdx.x; i < count * padding; i += THREADS) *(u16*)(inputs + i / padding * pitch + (filled + i % padding) * 2) = 0;
+#if NORM_COLUMNS
+    const RowNorm norm = {residual, norm_weight, new_residual, epsilon};
+    uint4 norm_scales[NORM_VECTORS];
+    load_norm_weight(norm_scales, norm);
+#endif
     __syncthreads();
     if (SPLIT_K > 1) cluster_sync_relaxed();  // the other blocks have started, so they can receive sums
 
     // PDL wait: outputs of earlier kernels are neither read nor overwritten before this point.
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#if NORM_COLUMNS
+    normalise_row(x, norm, norm_scales, inputs, blockIdx.x == 0);
+#else
     if (threadIdx.x < count) load_inputs(all, part, at, threadIdx.x, pitch);
+#endif
     // Rows of x that do not exist are read from the last one; their sums are dropped.
     u32 fragments[N_TILES];
 #pragma unroll

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mizzen.layers.linear_methods.base import GateActivation, LinearKind, LinearSpec
+from mizzen.layers.linear_methods.base import GateActivation, InputNorm, LinearKind, LinearSpec
 from mizzen.layers.linear_methods.dequantized import DequantizedLinear
 from mizzen.layers.linear_methods.small_batch import prefill_swiglu, supports_prefill_swiglu
 from mizzen.models.block import Activation
@@ -39,6 +39,8 @@ class PackedLinear(DequantizedLinear):
         """Largest number of rows of x for `packed_small`."""
         self.max_batch = 0
         """Largest number of rows of x for `packed_swap_ab`."""
+        self.fuses_norm = False
+        """Whether `packed_small` can normalise a single row of x."""
         self.defer_pdl = spec.kind is LinearKind.COLUMN
         self.supports_prefill_swiglu = False
         self.fuses_prefill_swiglu = False
@@ -78,6 +80,8 @@ class PackedLinear(DequantizedLinear):
         self.packed = packed
         self.max_small_batch = packed_small.max_batch(packed)
         self.max_batch = packed_swap_ab.max_batch(packed)
+        from_norm = self.spec.kind is LinearKind.COLUMN and self.max_small_batch > 0
+        self.fuses_norm = from_norm and packed_small.supports_norm(packed)
 
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply x [tokens, columns]; return [tokens, rows], in `out` if given."""
@@ -106,6 +110,33 @@ class PackedLinear(DequantizedLinear):
             product = prefill_swiglu(weight, x)
             return activation.gate(torch.mm(x, weight.t())) if product is None else product
         return activation.gate(self._apply_dequantized(packed, x, None))
+
+    def apply_after_norm(
+        self,
+        norm: InputNorm,
+        x: torch.Tensor | None,
+        residual: torch.Tensor,
+        activation: GateActivation | None,
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Add x to the residual stream, normalise the sum and multiply by the weights, all in one kernel.
+
+        Only a single token has such a kernel; see `LinearMethod.apply_after_norm`.
+        """
+        packed, swiglu = self.packed, activation is not None
+        if packed is None or not self.fuses_norm or len(residual) != 1 or packed.swiglu != swiglu:
+            return None
+        if not norm.fusible or (activation is not None and activation.kind is not Activation.SILU):
+            return None
+        from mizzen.kernels.gemm.gemv import PreNorm
+        from mizzen.kernels.gemm.packed_small import packed_small_gemm
+
+        added, new_residual = (None, None) if x is None else (residual, torch.empty_like(residual))
+        pre_norm = PreNorm(scale=norm.weight, epsilon=norm.epsilon, residual=added)
+        first = (residual if x is None else x).contiguous()
+        out = packed_small_gemm(packed, first, swiglu=swiglu, norm=pre_norm, new_residual=new_residual)
+        if self.bias is not None:
+            out.add_(self.bias)
+        return out, residual if new_residual is None else new_residual
 
     def _multiply_packed(
         self, packed: PackedWeight, x: torch.Tensor, out: torch.Tensor | None, *, swiglu: bool = False
@@ -163,7 +194,7 @@ class PackedLinear(DequantizedLinear):
         small = {size for size in sizes if size <= self.max_small_batch}
         swap = {size for size in sizes if self.max_small_batch < size <= self.max_batch}
         defer_pdl = self.defer_pdl and not packed.swiglu
-        specs = packed_small.kernel_specs(packed, small)
+        specs = packed_small.kernel_specs(packed, small, norm=self.fuses_norm)
         specs |= packed_swap_ab.kernel_specs(packed, swap, defer_pdl=defer_pdl)
         specs.add(dequantize_packed.kernel_spec(packed))
         if self.fuses_prefill_swiglu:
