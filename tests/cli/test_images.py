@@ -56,6 +56,42 @@ def expected_answer(llm: LLM, parts: str, images: list[bytes]) -> str:
     return llm.generate([ImagePrompt(render_question(parts), images)], params)[0].text
 
 
+def test_llm_chat_gives_the_answers_of_generate(offline: LLM) -> None:
+    images = [picture(1), picture(2, 33, 90, "JPEG")]
+    imitation = {"type": "text", "text": IMAGE_PLACEHOLDER + " and " + QUESTION}
+    text = {"type": "text", "text": QUESTION}
+    params = SamplingParams(temperature=0, max_tokens=TOKENS)
+    chats = [
+        [image_part(images[0]), text, {"type": "image", "image": images[1]}],
+        [text],
+        [{"type": "image_url", "image_url": data_url(images[1], "jpeg")}, imitation],
+    ]
+    answers = offline.chat([[{"role": "user", "content": chat}] for chat in chats], params)
+    parts = f"{IMAGE_PLACEHOLDER}{QUESTION}{IMAGE_PLACEHOLDER}"
+    assert answers[0].text == expected_answer(offline, parts, images)
+    assert answers[1].text == offline.generate([render_question(QUESTION)], params)[0].text
+    assert answers[2].text
+
+
+def test_llm_chat_reads_paths_and_refuses_other_urls(offline: LLM, tmp_path: Path) -> None:
+    path = tmp_path / "ship.png"
+    path.write_bytes(picture(3))
+    params = SamplingParams(temperature=0, max_tokens=TOKENS)
+    for source in (path, str(path), picture(3)):
+        message = {"role": "user", "content": [{"type": "image", "image": source}]}
+        assert offline.chat([message], params)[0].text == expected_answer(
+            offline, IMAGE_PLACEHOLDER, [picture(3)]
+        )
+    for part, error in (
+        ({"type": "image_url", "image_url": {"url": "https://a.example/ship.png"}}, "data: URL"),
+        ({"type": "image_url", "image_url": {"url": data_url(picture(3)), "detail": "low"}}, "detail 'low'"),
+        ({"type": "image"}, "needs a file"),
+        ({"type": "image", "image": b"GIF"}, "image 0"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            offline.chat([{"role": "user", "content": [part]}], params)
+
+
 def ask(client: openai.OpenAI, content: Any) -> Any:
     return client.chat.completions.create(
         model="tiny-vl",

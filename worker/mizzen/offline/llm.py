@@ -19,10 +19,10 @@ from mizzen.core.request import Pooling
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
-from mizzen.gateway.text.template import ChatTemplate
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.offline.batch import Batch, BatchEntry
 from mizzen.offline.completion import Completion, build_completion
+from mizzen.offline.conversations import ConversationEncoder
 from mizzen.offline.devices import gpu_bytes, has_gpu, start_ranks
 from mizzen.offline.keywords import suggest_keywords
 from mizzen.offline.requests import GenerationPrompts, Prompts, RequestBuilder
@@ -222,6 +222,7 @@ class LLM:
             if self._ranks:
                 self._ranks.close()
             raise
+        self._conversations: ConversationEncoder | None = None
         self._requests = RequestBuilder(self.engine.info, self.tokenizer, self.engine.image_rules)
 
     def __enter__(self) -> LLM:
@@ -357,7 +358,9 @@ class LLM:
 
         Args:
             conversations: One conversation or a list of conversations; a conversation is a list of messages
-                such as {"role": "user", "content": "Hi"}.
+                such as {"role": "user", "content": "Hi"}. The content may be a list of parts, such as
+                {"type": "text", "text": "Hi"}, {"type": "image_url", "image_url": {"url": "data:…"}}, or
+                {"type": "image", "image": "ship.jpg"} with a path or the bytes of a file.
             params: Sampling parameters, as in `generate`.
             progress: Whether to show a progress bar, as in `generate`.
 
@@ -365,19 +368,17 @@ class LLM:
             One completion for each conversation, in the same order.
 
         Raises:
-            ValueError: the model has no chat template, the template rejects the messages, or `generate`
-                rejects a prompt or its parameters.
+            ValueError: the model has no chat template, a part is invalid, the template rejects the messages,
+                or `generate` rejects a prompt or its parameters.
             RuntimeError: a request failed.
         """
-        template = ChatTemplate.load(self.options.model)
-        if template is None or self.tokenizer is None:
-            raise ValueError(f"{self.options.model} has no chat template (or its tokenizer is skipped)")
+        if self.tokenizer is None:
+            raise ValueError("a conversation needs the tokenizer: do not skip it")
+        if self._conversations is None:
+            self._conversations = ConversationEncoder(self.options.model, self.engine.image_rules)
         single = bool(conversations) and isinstance(conversations[0], Mapping)
         chats: Any = [conversations] if single else conversations
-        # A rendered template contains its special tokens.
-        prompts = [
-            self.tokenizer.encode(template.render(messages), add_special_tokens=False) for messages in chats
-        ]
+        prompts = [self._conversations.encode(index, messages) for index, messages in enumerate(chats)]
         return self.generate(prompts, params, progress=progress)
 
     def _run_batch(self, entries: list[BatchEntry], progress: bool | None) -> None:

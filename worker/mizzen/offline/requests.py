@@ -106,8 +106,9 @@ class RequestBuilder:
         Raises:
             ValueError: the prompt or an image is invalid; the message contains the prompt's `index`.
         """
-        if not isinstance(prompt, ImagePrompt):
-            return PreparedImages(ids=self._token_ids(index, prompt))
+        if not isinstance(prompt, ImagePrompt) or not prompt.images:
+            text = prompt.prompt if isinstance(prompt, ImagePrompt) else prompt
+            return PreparedImages(ids=self._token_ids(index, text))
         if self._image_rules is None:
             raise ValueError(f"prompt {index} has images, but the model reads text only")
         ids = self._token_ids(index, prompt.prompt)
