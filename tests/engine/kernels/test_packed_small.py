@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from mizzen.kernels.gemm.packed_small_tiles import (  # noqa: E402
     SmallTileConfig,
     select_tile_config,
 )
+from mizzen.layers.linear_methods import packed as packed_method  # noqa: E402
 from mizzen.layers.linear_methods.base import LinearKind, LinearPart, LinearSpec  # noqa: E402
 from mizzen.layers.linear_methods.packed import PackedLinear  # noqa: E402
 from mizzen.layers.quantized.canonical import Codes  # noqa: E402
@@ -155,16 +157,8 @@ def test_gemms_load_exactly_the_kernels_compiled_at_start_up(
     assert len(loaded) == 3 and len(launches) == packed_small.MAX_BATCH
 
 
-@pytest.mark.parametrize(("codes", "bias"), [(Codes.UINT4, False), (Codes.UINT4, True), (Codes.E4M3, False)])
-@pytest.mark.parametrize("swiglu", [False, True])
-def test_layers_add_and_normalise_a_single_row_in_the_kernel(
-    swiglu: bool, codes: Codes, bias: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded: set[object] = set()
-    launched: list[tuple[object, ...]] = []
-    monkeypatch.setattr(packed_small, "load_kernel", lambda *kernel: loaded.add(kernel[:-1]))
-    monkeypatch.setattr(packed_small, "launch", lambda *call, **options: launched.append(call[-1]))
-    monkeypatch.setattr(packed_small, "is_hopper_or_later", lambda device: True)
+def make_method(*, swiglu: bool = False, bias: bool = False) -> PackedLinear:
+    """Return a column-parallel layer of 512 rows and 1024 columns without a weight."""
     part = LinearPart(
         name="layer", first_row=0, rows=slice(0, 512), columns=slice(0, 1024), shape=(512, 1024)
     )
@@ -179,7 +173,20 @@ def test_layers_add_and_normalise_a_single_row_in_the_kernel(
         device=torch.device("cpu"),
     )
     scheme = Fp8Weights(scale_shape=ScaleShape.CHANNEL, activations=None, layout=Fp8Layout.HUGGING_FACE)
-    method = PackedLinear(spec, scheme)
+    return PackedLinear(spec, scheme)
+
+
+@pytest.mark.parametrize(("codes", "bias"), [(Codes.UINT4, False), (Codes.UINT4, True), (Codes.E4M3, False)])
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_layers_add_and_normalise_a_single_row_in_the_kernel(
+    swiglu: bool, codes: Codes, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: set[object] = set()
+    launched: list[tuple[object, ...]] = []
+    monkeypatch.setattr(packed_small, "load_kernel", lambda *kernel: loaded.add(kernel[:-1]))
+    monkeypatch.setattr(packed_small, "launch", lambda *call, **options: launched.append(call[-1]))
+    monkeypatch.setattr(packed_small, "is_hopper_or_later", lambda device: True)
+    method = make_method(swiglu=swiglu, bias=bias)
     method.bias = torch.ones(512, dtype=torch.bfloat16) if bias else None
     row_step, dtype = (1, torch.bfloat16) if codes is Codes.UINT4 else (128, torch.float32)
     weight = make_weight(codes, 512, 1024, row_step, 128, dtype=dtype)
@@ -197,7 +204,7 @@ def test_layers_add_and_normalise_a_single_row_in_the_kernel(
         out, new_residual = result
         assert out.shape == (1, 256 if swiglu else 512)
         assert (new_residual is residual) == (added is None)
-        names = (launched[-1][3], launched[-1][-4], launched[-1][-2])
+        names = (launched[-1][3], launched[-1][-6], launched[-1][-4])
         expected = (residual, None, None) if added is None else (x, residual, new_residual)
         assert all(tensor is other for tensor, other in zip(names, expected, strict=True))
     assert len(loaded) == 1 and loaded <= method.kernel_specs((1, 2, 8))
@@ -209,6 +216,31 @@ def test_layers_add_and_normalise_a_single_row_in_the_kernel(
     ]
     assert all(method.apply_after_norm(*arguments) is None for arguments in refused)  # type: ignore[arg-type]
     assert len(launched) == 2
+
+
+def test_small_batches_load_the_next_weight_into_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(packed_small, "load_kernel", lambda *kernel: None)
+    monkeypatch.setattr(packed_small, "launch", lambda *call, **options: launched.append(call[-1]))
+    monkeypatch.setattr(packed_small, "is_hopper_or_later", lambda device: True)
+    monkeypatch.setattr(packed_method, "MAX_PREFETCHED_BYTES", 1 << 14)
+
+    def prefetched(count: int, codes: Codes) -> tuple[object, ...]:
+        first, second = make_method(), make_method()
+        first.set_next(second)
+        first._keep(pack_weight(make_weight(Codes.UINT4, 512, 1024, 1, 128, dtype=torch.bfloat16)))
+        second._keep(pack_weight(make_weight(codes, 512, 1024, 1, 128, dtype=torch.bfloat16)))
+        first.apply(torch.zeros(count, 1024, dtype=torch.bfloat16))
+        assert second.packed is not None
+        following, size = launched[-1][-2:]
+        assert following is None or torch.equal(following, second.packed.values.view(-1)[: len(following)])
+        assert following is None or following.data_ptr() == second.packed.values.data_ptr()
+        return size, following is None
+
+    assert prefetched(8, Codes.UINT4) == (1 << 14, False)
+    assert prefetched(1, Codes.UINT4) == prefetched(8, Codes.INT8) == (0, True)
+    monkeypatch.setattr(packed_method, "MAX_PREFETCHED_BYTES", 1 << 30)
+    assert prefetched(2, Codes.UINT4) == (512 * 1024 // 2, False)
 
 
 def test_rows_that_are_long_padded_or_reordered_are_not_normalised_in_the_kernel() -> None:

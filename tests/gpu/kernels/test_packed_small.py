@@ -238,6 +238,23 @@ def test_a_chain_of_overlapping_gemms_is_reproducible(columns: int, count: int) 
     assert torch.equal(first, y)
 
 
+@pytest.mark.parametrize("config", [None, SmallTileConfig(4, 3, 1, 4, 3, 2)], ids=str)
+@pytest.mark.parametrize("count", [1, 8])
+def test_loading_the_next_weight_into_the_cache_changes_no_result(
+    count: int, config: SmallTileConfig | None
+) -> None:
+    first = pack_weight(on_gpu(make_weight(Codes.UINT4, 4096, 2048, 1, 128, dtype=BF16)))
+    second = pack_weight(on_gpu(make_weight(Codes.UINT4, 2048, 4096, 1, 128, dtype=BF16)))
+    x, values = normal(count, 2048), second.values.view(-1)
+    expected = packed_small_gemm(first, x, config=config)
+    for size in (16, 16384, 1 << 20, values.numel() - 16, values.numel()):
+        before = values.clone()
+        out = packed_small_gemm(first, x, config=config, next_weight=values[:size])
+        assert torch.equal(out, expected)
+        assert torch.equal(packed_small_gemm(second, out), packed_small_gemm(second, expected))
+        assert torch.equal(values, before)
+
+
 def test_a_chain_of_gemms_with_norms_is_reproducible() -> None:
     """The residual stream alternates between new tensors, as in decoder layers."""
     made = [make_weight(Codes.UINT4, 2048, 2048, 1, 128, dtype=BF16) for _ in range(2)]

@@ -52,6 +52,7 @@ class MLP:
         self.activation = make_activation(build, block, prefix)
         self.gate = self.activation if block.has_gate else None
         self.gate_up.method.set_consumer(self.down.method)
+        self.gate_up.method.set_next(self.down.method)
 
     def targets(self) -> Iterator[WeightTarget]:
         """Yield the destinations of the checkpoint's tensors."""

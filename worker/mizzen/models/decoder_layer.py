@@ -11,6 +11,7 @@ from mizzen.layers.attention import ForwardContext, SelfAttention
 from mizzen.layers.context import BuildContext
 from mizzen.layers.experts.sparse_mlp import Mixture, make_mlp
 from mizzen.layers.linear import RowParallelLinear
+from mizzen.layers.mlp import MLP
 from mizzen.layers.norm import Norm, make_norm
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.block import NormPlacement
@@ -37,6 +38,8 @@ class DecoderLayer:
         self.multiplier = block.residual_multiplier
         self.attention = SelfAttention(build, config, layer, f"{prefix}{block.names.attention}.")
         self.mlp = make_mlp(build, config, layer, prefix)
+        if isinstance(self.mlp, MLP):
+            self.attention.o_proj.method.set_next(self.mlp.gate_up.method)
         self.norms: dict[str, Norm] = {
             place: make_norm(
                 build,

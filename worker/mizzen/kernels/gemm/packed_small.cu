@@ -51,6 +51,9 @@ struct Operands {
     const u16* x;
     u16* out;
     int stages, groups, columns, outputs, count;
+    // Beginning of the next product's weight, whose first `next_bytes` bytes are loaded into the L2 cache.
+    const unsigned char* next;
+    int next_bytes;
 };
 
 // Part of a block: units, stages of the columns, and steps of a unit.
@@ -129,6 +132,15 @@ struct Cursor {
     }
 };
 
+// Starts to load this block's share of the next product's weight into the L2 cache, in pieces of 16 KiB. A warp calls it once
+// the block's last load is issued, so that these loads do not delay those of the block.
+__device__ __forceinline__ void prefetch_next(const Operands& all) {
+    const int piece = 16384, count = 32 * gridDim.x;
+    for (int i = blockIdx.x + threadIdx.x % 32 * gridDim.x; i * piece < all.next_bytes; i += count)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;"
+            :: "l"(all.next + (size_t)i * piece), "r"(min(piece, all.next_bytes - i * piece)) : "memory");
+}
+
 // Marks the slot of step `i` as used by this warp. In turn, warps load the next step into the slot of the step before, which
 // most often all warps have used already.
 __device__ __forceinline__ void release_slot(const Operands& all, const Part& part, const Places& at, Cursor& next, int slot, int i) {
@@ -139,6 +151,9 @@ __device__ __forceinline__ void release_slot(const Operands& all, const Part& pa
         wait_barrier(at.empty + next.slot * 8, next.parity);
         next.load(all, part, at);
         __syncwarp();
+        next.advance(part);
+        if (next.unit == part.units) prefetch_next(all);
+        return;
     }
     next.advance(part);
 }
@@ -337,6 +352,7 @@ __device__ __forceinline__ void start_loads(const Operands& all, const Part& par
         next.load(all, part, at);
         next.advance(part);
     }
+    if (next.unit == part.units) prefetch_next(all);
     if (lane > 0) return;
     const int scale_bytes = SCALE_LAYOUT == ROW ? part.units * UNIT_ROWS * 4 : 0;
     expect_bytes(at.ready, (NORM_COLUMNS ? 0 : all.count * input_bytes(all, part, 0)) + scale_bytes);
@@ -360,11 +376,11 @@ __device__ __forceinline__ void load_inputs(const Operands& all, const Part& par
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 packed_small(const unsigned char* codes, const unsigned char* scales, const unsigned char* zeros, const u16* x, u16* out,
              int stages, int groups, int columns, int outputs, int count, int few_units, int more, int max_units, int sums_at,
-             const u16* residual, const u16* norm_weight, u16* new_residual, float epsilon) {
+             const u16* residual, const u16* norm_weight, u16* new_residual, float epsilon, const unsigned char* next, int next_bytes) {
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ __align__(8) u64 full[SLOTS], empty[SLOTS], ready[MAX_STEPS];
     asm volatile("griddepcontrol.launch_dependents;");
-    const Operands all = {codes, scales, zeros, x, out, stages, groups, columns, outputs, count};
+    const Operands all = {codes, scales, zeros, x, out, stages, groups, columns, outputs, count, next, next_bytes};
     const int lane = threadIdx.x % 32, cluster = blockIdx.x / SPLIT_K, rank = blockIdx.x % SPLIT_K;
     Part part = {cluster * few_units + min(cluster, more), few_units + (cluster < more), rank * stages / SPLIT_K, (rank + 1) * stages / SPLIT_K, 0};
     part.steps = (part.last_stage - part.first_stage + WARPS - 1) / WARPS;
@@ -373,9 +389,9 @@ packed_small(const unsigned char* codes, const unsigned char* scales, const unsi
     float* row_scales = (float*)(inputs + count * pitch);
     float* cluster_sums = row_scales + (SCALE_LAYOUT == ROW ? max_units * UNIT_ROWS : 0);
     const Places at = {shared, inputs, (float*)(shared + sums_at), row_scales, cluster_sums, shared_address(full), shared_address(empty), shared_address(ready)};
-    Cursor next = {0, 0, 0, 1};
-    if (threadIdx.x < 32) start_loads(all, part, at, next);
-    for (int i = 0; i < SLOTS; i++) next.advance(part);
+    Cursor cursor = {0, 0, 0, 1};
+    if (threadIdx.x < 32) start_loads(all, part, at, cursor);
+    for (int i = 0; i < SLOTS; i++) cursor.advance(part);
     // Padding columns of x are zero.
     const int padding = max(part.last_stage * STAGE_COLUMNS - columns, 0), filled = (part.last_stage - part.first_stage) * STAGE_COLUMNS - padding;
     for (int i = threadIdx.x; i < count * padding; i += THREADS) *(u16*)(inputs + i / padding * pitch + (filled + i % padding) * 2) = 0;
@@ -398,7 +414,7 @@ packed_small(const unsigned char* codes, const unsigned char* scales, const unsi
     u32 fragments[N_TILES];
 #pragma unroll
     for (int n = 0; n < N_TILES; n++) fragments[n] = shared_address(inputs) + min(n * 8 + lane % 8, count - 1) * pitch + lane / 8 * 16;
-    multiply_units(all, part, at, next, fragments, max_units);
+    multiply_units(all, part, at, cursor, fragments, max_units);
     if (SPLIT_K > 1) {
         cluster_sync();
         for (int i = 0; i < part.units; i++)

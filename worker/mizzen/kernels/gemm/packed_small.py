@@ -166,6 +166,7 @@ def packed_small_gemm(
     config: SmallTileConfig | None = None,
     norm: PreNorm | None = None,
     new_residual: torch.Tensor | None = None,
+    next_weight: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return x times the transpose of a packed weight, bfloat16 [count, rows].
 
@@ -181,6 +182,8 @@ def packed_small_gemm(
             weight.
         new_residual: Tensor [1, columns] for the sum of `x` and the residual; required if `norm` has a
             residual. It must be neither `x` nor the residual itself.
+        next_weight: Contiguous bytes, a multiple of 16, of the weight of the next product, which the kernel
+            loads into the L2 cache; None for none.
 
     Raises:
         ValueError: the weight is not packed for the value of `swiglu`, the tiling does not support it, or x
@@ -211,13 +214,14 @@ def packed_small_gemm(
     clusters = -(-units // config.units)
     few_units, more = divmod(units, clusters)
     stages = weight.padded_columns // config.stage_columns(described)
+    next_bytes = 0 if next_weight is None else next_weight.numel()
     shared_bytes, sums_at = config.shared_layout(described, count)
     sizes = (stages, weight.groups, weight.columns, outputs, count, few_units, more, config.units, sums_at)
     launch(
         function,
         clusters * config.split_k,
         32 * config.warps,
-        (weight.values, weight.scales, weight.zeros, x, out, *sizes, *normed),
+        (weight.values, weight.scales, weight.zeros, x, out, *sizes, *normed, next_weight, next_bytes),
         cluster=(config.split_k, 1, 1),
         shared_bytes=shared_bytes,
     )

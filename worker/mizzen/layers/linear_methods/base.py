@@ -200,6 +200,12 @@ class LinearMethod(ABC):
         The results may then have the format in which that method quantizes its inputs.
         """
 
+    def set_next(self, method: LinearMethod) -> None:  # noqa: B027 (optional)
+        """Name the method that multiplies next, not necessarily the results of this one.
+
+        Kernels may load its weight into the cache of the GPU, but use nothing of it.
+        """
+
     def kernel_specs(
         self, batch_sizes: Iterable[int], *, activation: GateActivation | None = None
     ) -> set[KernelSpec]:

@@ -15,9 +15,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mizzen.layers.linear_methods.base import GateActivation, InputNorm, LinearKind, LinearSpec
+from mizzen.layers.linear_methods.base import (
+    GateActivation,
+    InputNorm,
+    LinearKind,
+    LinearMethod,
+    LinearSpec,
+)
 from mizzen.layers.linear_methods.dequantized import DequantizedLinear
 from mizzen.layers.linear_methods.small_batch import prefill_swiglu, supports_prefill_swiglu
+from mizzen.layers.quantized.canonical import Codes
 from mizzen.models.block import Activation
 from mizzen.quantization.schemes import WeightScheme
 
@@ -25,6 +32,11 @@ if TYPE_CHECKING:
     from mizzen.kernels.gemm.fragments import PackedWeight
     from mizzen.kernels.nvrtc import KernelSpec
 
+MAX_PREFETCHED_BYTES = 16 << 20
+"""Most bytes of the next weight that `packed_small` loads into the L2 cache, which holds 50 MB on an H100.
+
+For 8 tokens of Qwen3-8B in 4 bits, this saved 3.7 us of 75.3 us a layer; for one token it saved nothing.
+"""
 MAX_DEQUANTIZED_BYTES = 256 << 20
 """Bytes of a weight in bfloat16 that are dequantized at a time for large batches."""
 
@@ -35,6 +47,8 @@ class PackedLinear(DequantizedLinear):
     def __init__(self, spec: LinearSpec, scheme: WeightScheme) -> None:
         super().__init__(spec, scheme)
         self.packed: PackedWeight | None = None
+        self.next: PackedLinear | None = None
+        """Method that multiplies next."""
         self.max_small_batch = 0
         """Largest number of rows of x for `packed_small`."""
         self.max_batch = 0
@@ -61,6 +75,17 @@ class PackedLinear(DequantizedLinear):
             self.supports_prefill_swiglu = supports_fused_prefill(packed)
             self.fuses_prefill_swiglu = self.supports_prefill_swiglu
             self.release_weight()
+
+    def set_next(self, method: LinearMethod) -> None:
+        """Name the method that multiplies next; see `LinearMethod.set_next`."""
+        self.next = method if isinstance(method, PackedLinear) else None
+
+    def _next_weight(self, count: int) -> torch.Tensor | None:
+        """Return the bytes of the next weight to load into the L2 cache during a product of `count` rows."""
+        following = None if self.next is None else self.next.packed
+        if following is None or following.codes is not Codes.UINT4 or count == 1:
+            return None
+        return following.values.view(-1)[:MAX_PREFETCHED_BYTES]
 
     def scale_rows(self, rows: slice, factor: float, *, bias: bool = True) -> None:
         """Multiply the scales of output rows, and with `bias` their biases too, by a power of two."""
@@ -145,7 +170,8 @@ class PackedLinear(DequantizedLinear):
         from mizzen.kernels.gemm import packed_small, packed_swap_ab
 
         if len(x) <= self.max_small_batch:
-            return packed_small.packed_small_gemm(packed, x, out, swiglu=swiglu)
+            following = self._next_weight(len(x))
+            return packed_small.packed_small_gemm(packed, x, out, swiglu=swiglu, next_weight=following)
         defer_pdl = self.defer_pdl and not swiglu
         return packed_swap_ab.packed_swap_ab_gemm(packed, x, out, swiglu=swiglu, defer_pdl=defer_pdl)
 
