@@ -7,7 +7,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,12 +42,17 @@ from mizzen.parallel.process_group import RanksFailed
 FEWER_PROMPTS = "use fewer prompts at once, or raise --engine max_waiting_requests"
 
 
-def benchmark_parser(doc: str | None, default: str = "qwen3-0.6b") -> argparse.ArgumentParser:
-    """Return a parser with the shared options; parse them with `engine_options.parse_checked_args`."""
+def benchmark_parser(
+    doc: str | None, default: str = "qwen3-0.6b", shapes: Iterable[str] = SHAPES
+) -> argparse.ArgumentParser:
+    """Return a parser with the shared options; parse them with `engine_options.parse_checked_args`.
+
+    `shapes` are the choices of `--shape`.
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=Help)
     parser.add_argument(
         "--shape",
-        choices=sorted(SHAPES),
+        choices=sorted(shapes),
         default=default,
         help="shape of the model, which has random weights",
     )

@@ -54,7 +54,7 @@ class Limits:
         """Return the number of weights in all layers together; a layer with experts has `experts` of them."""
         c = self.config
         attention = c.hidden_size * c.head_dim * (2 * c.heads + 2 * c.kv_heads)
-        projections = 3 if c.block.has_gate else 2
+        projections = 3 if (c.block.has_gate if c.encoder is None else c.encoder.has_gate) else 2
         width = c.layers * c.intermediate_size
         if c.experts is not None:
             sparse, shared = sum(c.experts.layers), c.experts.shared_width
@@ -75,8 +75,8 @@ class Limits:
 
     @property
     def head(self) -> int:
-        """Number of weights of the LM head."""
-        return self.config.hidden_size * self.config.vocab_size
+        """Number of weights of the LM head, which encoders do not have."""
+        return 0 if self.config.encoder is not None else self.config.hidden_size * self.config.vocab_size
 
     def weight_bytes(self, rows: int) -> float:
         """Return the bytes of the weights that a step of `rows` rows reads."""
@@ -111,10 +111,10 @@ class Limits:
     def operations(self, tokens: int, start: int = 0) -> float:
         """Return the number of operations to prefill `tokens` tokens that follow `start` cached tokens.
 
-        Operations of faster GEMMs count for less.
+        Operations of faster GEMMs count for less. In an encoder, each token attends to all tokens.
         """
         c = self.config
-        pairs = tokens * start + tokens * tokens / 2
+        pairs = tokens * start + tokens * tokens / (2 if c.encoder is None else 1)
         return 2 * self.body / self.body_speed * tokens + 4 * c.layers * c.heads * c.head_dim * pairs
 
     def prefill(self, *prompts: int, start: int = 0) -> float:

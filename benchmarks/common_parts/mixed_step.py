@@ -151,7 +151,8 @@ class Rig:
         )
         compile_kernels(self.step, {len(layout.slots), self.rows + 1}, self.device, 8)
         graphs.capture(torch.cuda.current_stream())
-        return lambda: graphs(plan, layout)
+        rows = np.empty(0, np.int64) if layout.sample_rows is None else layout.sample_rows
+        return lambda: graphs(plan, layout, rows)
 
     def captured_decodes(self) -> Callable[[], object]:
         """Return a function that replays a graph of the decodes alone."""

@@ -234,11 +234,20 @@ SHAPES |= {
 SHAPES["gpt-oss-20b-mxfp4"] = SHAPES["gpt-oss-20b"] | {"quantization_config": MXFP4}
 
 
+BERT = {"architectures": ["BertModel"], "vocab_size": 30522, "hidden_act": "gelu", "dtype": "bfloat16"}
+ENCODER_SHAPES: dict[str, dict[str, Any]] = {
+    "bert-large": shape(BERT, 1024, 4096, 24, 16),
+    "bert-base": shape(BERT, 768, 3072, 12, 12),
+    "tiny-bert": shape(BERT, 64, 96, 2, 4, vocab_size=512),
+}
+"""config.json of each encoder, for the benchmarks of pooling."""
+
+
 @contextmanager
 def shape_folder(shape: str) -> Iterator[Path]:
     """Provide a temporary model folder of a shape, without weights."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(SHAPES[shape]))
+        (Path(folder) / "config.json").write_text(json.dumps((SHAPES | ENCODER_SHAPES)[shape]))
         yield Path(folder)
 
 

@@ -94,8 +94,9 @@ class StepRunner:
         """Run a plan's forward pass; return the logits of its samples in float32."""
         layout = BatchLayout.from_plan(plan, self.state)
         if captured:
-            assert self.graphs.can_run(plan, layout)
-            return self.graphs(plan, layout).float()
+            rows = layout.sample_rows
+            assert rows is not None and self.graphs.can_run(plan, layout, len(rows))
+            return self.graphs(plan, layout, rows).float()
         return self.step.run_eager(plan, layout, [])[0].float()
 
     def advance(self, plan: StepPlan, tokens: np.ndarray) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs of models that do not generate: their embeddings and logits equal those of eager steps."""
+"""Graphs of steps with prompt outputs: vectors, logits and log probabilities equal those of eager steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 import transformers
 from hopper import WITH_FA3
 
-from mizzen import LLM
+from mizzen import LLM, SamplingParams
+from mizzen.engine.execution.step import StepExecutor
 
 pytestmark = WITH_FA3
 
@@ -31,10 +32,8 @@ def prompts_of(*sizes: int) -> list[list[int]]:
     return [rng.integers(3, 160, size).tolist() for size in sizes]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A seeded random classifier with two labels."""
-    folder = tmp_path_factory.mktemp("classifier")
+def save_twin(folder: Path, architecture: str) -> Path:
+    """Save a seeded random model of a Qwen3 architecture; a classifier has two labels."""
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
         vocab_size=512,
@@ -47,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_position_embeddings=1024,
         id2label={0: "a", 1: "b"},
     )
-    model: Any = transformers.Qwen3ForSequenceClassification(config).float().eval()
+    model: Any = getattr(transformers, architecture)(config).float().eval()
     with torch.no_grad():
         for name, weights in model.named_parameters():
             weights.normal_(1.0 if "norm" in name else 0.0, 0.15)
@@ -55,13 +54,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_twin(tmp_path_factory.mktemp("classifier"), "Qwen3ForSequenceClassification")
+
+
+@pytest.fixture(scope="module")
+def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_twin(tmp_path_factory.mktemp("generator"), "Qwen3ForCausalLM")
+
+
 @pytest.mark.parametrize("chunk", [64, 2048])
-def test_captured_results_equal_eager_ones(folder: Path, chunk: int) -> None:
+def test_captured_results_equal_eager_ones(classifier: Path, chunk: int) -> None:
     prompts = prompts_of(1, 17, 200, 5, 64, 333)
     results: dict[str, list[np.ndarray]] = {}
     for graph in ("auto", "off"):
         options = {**OPTIONS, "cuda_graph": graph, "prefill_chunk_tokens": chunk}
-        with LLM(folder, **options) as llm:
+        with LLM(classifier, **options) as llm:
             step = llm.engine._loop._runner.step  # type: ignore[attr-defined]
             assert (step.prefill_graphs is not None and step.prefill_graphs.pools) == (graph == "auto")
             results[graph] = [
@@ -73,3 +82,30 @@ def test_captured_results_equal_eager_ones(folder: Path, chunk: int) -> None:
     for captured, eager in zip(results["auto"], results["off"], strict=True):
         assert np.isfinite(captured).all()
         np.testing.assert_allclose(captured, eager, atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize("chunk", [64, 2048])
+def test_captured_log_probabilities_of_suffixes_equal_eager_ones(
+    generator: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix, *suffixes = prompts_of(400, 1, 5, 9, 3)
+    params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=1, prompt_logprobs_from=400)
+    results: dict[str, list[list[float]]] = {}
+    eager_steps: list[object] = []
+    run_eager = StepExecutor.run_eager
+
+    def record(self: StepExecutor, *args: Any) -> Any:
+        eager_steps.append(args)
+        return run_eager(self, *args)
+
+    for graph in ("auto", "off"):
+        with LLM(generator, **{**OPTIONS, "cuda_graph": graph, "prefill_chunk_tokens": chunk}) as llm:
+            monkeypatch.setattr(StepExecutor, "run_eager", record)
+            eager_steps.clear()
+            completions = llm.generate([prefix + suffix for suffix in suffixes], params)
+            assert bool(eager_steps) == (graph == "off")
+            monkeypatch.undo()
+        results[graph] = [[token.logprob for token in one.prompt_logprobs or ()] for one in completions]
+    assert [len(row) for row in results["auto"]] == [len(suffix) for suffix in suffixes]
+    for captured, eager in zip(results["auto"], results["off"], strict=True):
+        np.testing.assert_allclose(captured, eager, atol=0.1, rtol=0)

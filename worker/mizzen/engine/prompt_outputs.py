@@ -95,18 +95,22 @@ class PromptOutputs:
         runs = [(begins[read.chunk.slot] + read.first_row, read.row_count) for read in reads]
         return np.concatenate([np.arange(begin, begin + count) for begin, count in runs])
 
-    def __call__(self, reads: list[PromptOutputRows], hidden: torch.Tensor) -> DeviceSideOutputs:
+    def __call__(
+        self, reads: list[PromptOutputRows], states: torch.Tensor, *, are_logits: bool = False
+    ) -> DeviceSideOutputs:
         """Compute the prompt outputs of a step.
 
         Args:
             reads: Result of `chunks_to_read`.
-            hidden: Hidden states [rows, hidden] of the rows that `batch_rows` returns, before the final norm.
+            states: Hidden states [rows, hidden] of the rows that `batch_rows` returns, before the final norm;
+                or, if no row is pooled, their logits [rows, vocab].
+            are_logits: Whether `states` are logits.
         """
-        parts = list(zip(reads, hidden.split([read.row_count for read in reads]), strict=True))
+        parts = list(zip(reads, states.split([read.row_count for read in reads]), strict=True))
         scored = [(read, states) for read, states in parts if read.options.pooling is None]
         pooled = [(read, states) for read, states in parts if read.options.pooling is not None]
         return DeviceSideOutputs(
-            logprobs=tuple(self.prompt_logprobs(read, states) for read, states in scored),
+            logprobs=tuple(self.prompt_logprobs(read, rows, are_logits) for read, rows in scored),
             vectors=self.pooled_vectors(pooled) if pooled else (),
         )
 
@@ -118,6 +122,9 @@ class PromptOutputs:
         """
         counts = [len(states) for _, states in parts]
         rows = self.model.norm(torch.cat([states for _, states in parts])).float()
+        if all(read.options.pooling is Pooling.LAST for read, _ in parts):
+            slots = [read.chunk.slot for read, _ in parts]
+            return compute_vectors(rows, slots, [read.options for read, _ in parts], self.finish, self.upload)
         pooled = [
             (read.chunk.slot, read.options, vector)
             for (read, _), states in zip(parts, rows.split(counts), strict=True)
@@ -132,17 +139,19 @@ class PromptOutputs:
         """Return the logits or embeddings [n, size] of pooled hidden states, float32 [n, hidden]."""
         return self.model.pooled.classify(vectors) if classify else self.model.pooled.embed(vectors)
 
-    def prompt_logprobs(self, read: PromptOutputRows, hidden: torch.Tensor) -> LogprobTensors:
+    def prompt_logprobs(
+        self, read: PromptOutputRows, states: torch.Tensor, are_logits: bool
+    ) -> LogprobTensors:
         """Return log probabilities of the prompt tokens that follow the rows of a chunk.
 
-        `hidden` [read.row_count, hidden] holds the hidden states of these rows.
+        `states` holds the hidden states [read.row_count, hidden] of these rows, or their logits.
         """
         position = read.chunk.start + read.first_row + 1
         next_tokens = read.options.tokens[position : position + read.row_count]
         top, targets = read.options.prompt_logprobs or 0, self.upload(next_tokens.astype(np.int64))
         parts = [
-            logprob_table(self.model.logits(rows).float(), tokens, top)
-            for rows, tokens in zip(hidden.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True)
+            logprob_table((rows if are_logits else self.model.logits(rows)).float(), tokens, top)
+            for rows, tokens in zip(states.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True)
         ]
         ids, values = (torch.cat(column) for column in zip(*parts, strict=True))
         request = LogprobRequest(

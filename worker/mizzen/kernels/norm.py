@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMSNorm (arXiv 1910.07467), alone or fused with the residual addition before it."""
+"""RMSNorm (arXiv 1910.07467), alone or fused with the residual addition before it, and LayerNorm (arXiv
+1607.06450) fused with it."""
 
 from __future__ import annotations
 
@@ -96,3 +97,73 @@ def add_rms_norm(
     float32. Sums are in float32.
     """
     return _launch(x, residual, weight, epsilon)
+
+
+@triton.jit
+def _add_layer_norm_kernel(
+    x,
+    residual,
+    weight,
+    bias,
+    out,
+    size,
+    epsilon,
+    BIAS: tl.constexpr,
+    STORE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < size
+    scale = tl.load(weight + columns, inside, 0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    before = tl.load(residual + row * size + columns, inside, 0.0)
+    value = tl.load(x + row * size + columns, inside, 0.0).to(tl.float32) + before.to(tl.float32)
+    value = value.to(before.dtype)
+    if STORE:
+        tl.store(residual + row * size + columns, value, inside)
+    value = value.to(tl.float32)
+    mean = tl.sum(value, 0) / size
+    value = tl.where(inside, value - mean, 0.0)
+    variance = tl.sum(value * value, 0) / size
+    value = value * tl.rsqrt(variance + epsilon) * scale
+    if BIAS:
+        value += tl.load(bias + columns, inside, 0.0).to(tl.float32)
+    tl.store(out + row * size + columns, value.to(out.dtype.element_ty), inside)
+
+
+def add_layer_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    epsilon: float,
+    *,
+    keeps_sum: bool = True,
+) -> torch.Tensor:
+    """Return the sum of x and `residual`, layer-normalised, scaled by `weight` [size], plus `bias` [size].
+
+    x, `residual` and the result are [rows, size], contiguous, in the model's dtype; weight and bias may also
+    be float32. Sums are in float32. With `keeps_sum`, `residual` becomes the sum; else it is not changed.
+    """
+    rows, size = x.shape
+    out = torch.empty_like(x)
+    block = triton.next_power_of_2(size)
+    _add_layer_norm_kernel[(rows,)](
+        x,
+        residual,
+        weight,
+        weight if bias is None else bias,
+        out,
+        size,
+        epsilon,
+        BIAS=bias is not None,
+        STORE=keeps_sum,
+        BLOCK=block,
+        num_warps=min(16, max(1, block // 512)),
+        **pdl_launch_options(x),
+    )
+    return out

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import httpx
 
 from mizzen.core.sampling_params import PARAMETERS, GrammarKind, SamplingParams
+from mizzen.gateway.text.common_beginning import encode_alike
 from mizzen.gateway.text.template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ class Backend(Protocol):
         """Return the token ids of a prompt that ends with the last turn's text."""
         ...
 
+    async def encode_endings(self, turns: Sequence[RoleText], endings: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of a prompt for each of the texts that may follow the last turn's text."""
+        ...
+
     async def generate(self, prompt: list[int], params: SamplingParams, session: str) -> str:
         """Return the text that the model generates after a prompt."""
         ...
@@ -60,6 +65,12 @@ def split_open_turn(turns: Sequence[RoleText]) -> tuple[list[dict[str, str]], bo
     return [{"role": turn.role, "content": turn.text} for turn in shown], continues
 
 
+def append_endings(turns: Sequence[RoleText], endings: Sequence[str]) -> list[tuple[RoleText, ...]]:
+    """Return the turns with each of the endings appended to the text of the last one."""
+    *before, last = turns
+    return [(*before, RoleText(last.role, last.text + ending)) for ending in endings]
+
+
 class LlmBackend:
     """Runs all requests that wait together as one batch of an `LLM`."""
 
@@ -74,15 +85,23 @@ class LlmBackend:
 
     async def encode(self, turns: Sequence[RoleText]) -> list[int]:
         """Return the token ids of a prompt; see `Backend`."""
+        return self._tokenizer.encode(self._render(turns), add_special_tokens=not turns[0].role)
+
+    async def encode_endings(self, turns: Sequence[RoleText], endings: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of a prompt for each of several endings; see `Backend`."""
+        texts = [self._render(extended) for extended in append_endings(turns, endings)]
+        return encode_alike(self._tokenizer, texts, add_special_tokens=not turns[0].role)
+
+    def _render(self, turns: Sequence[RoleText]) -> str:
+        """Return the text of a prompt that ends with the last turn's text."""
         if not turns[0].role:
-            return self._tokenizer.encode(turns[0].text)
+            return turns[0].text
         if self._template is None:
             raise ValueError("the model has no chat template: use text instead of messages")
         messages, continues = split_open_turn(turns)
-        text = self._template.render(
+        return self._template.render(
             messages, add_generation_prompt=not continues, continue_final_message=continues
         )
-        return self._tokenizer.encode(text, add_special_tokens=False)
 
     async def generate(self, prompt: list[int], params: SamplingParams, session: str) -> str:
         """Return generated text; see `Backend`."""
@@ -149,6 +168,10 @@ class HttpBackend:
             body = {"messages": messages, "add_generation_prompt": not continues}
             body["continue_final_message"] = continues
         return (await self._post("/tokenize", body))["tokens"]
+
+    async def encode_endings(self, turns: Sequence[RoleText], endings: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of a prompt for each of several endings; see `Backend`."""
+        return await asyncio.gather(*map(self.encode, append_endings(turns, endings)))
 
     async def generate(self, prompt: list[int], params: SamplingParams, session: str) -> str:
         """Return generated text; see `Backend`."""

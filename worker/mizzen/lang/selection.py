@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from itertools import takewhile
+
+import numpy as np
 
 from mizzen.core.sampling_params import SamplingParams, choice_grammar
 from mizzen.lang.backends import Backend, RoleText
@@ -19,13 +20,10 @@ async def choose(backend: Backend, turns: Sequence[RoleText], selection: Selecti
     token at which any of them differs from the tokens of the text alone, so that a token across the boundary
     counts for all.
     """
-    base = await backend.encode(turns)
     if selection.method is SelectMethod.GRAMMAR:
         params = SamplingParams(temperature=0.0, grammar=choice_grammar(selection.choices))
-        return await backend.generate(base, params, session)
-    last = turns[-1]
-    extended = [(*turns[:-1], RoleText(last.role, last.text + choice)) for choice in selection.choices]
-    prompts = await asyncio.gather(*map(backend.encode, extended))
+        return await backend.generate(await backend.encode(turns), params, session)
+    base, *prompts = await backend.encode_endings(turns, ("", *selection.choices))
     start = max(1, min(count_common(base, prompt) for prompt in prompts))
     scores = await asyncio.gather(*(backend.score(prompt, start, session) for prompt in prompts))
     if selection.method is SelectMethod.UNCONDITIONAL:
@@ -38,4 +36,6 @@ async def choose(backend: Backend, turns: Sequence[RoleText], selection: Selecti
 
 def count_common(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the length of the longest common prefix."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+    length = min(len(first), len(second))
+    differing = np.flatnonzero(np.asarray(first[:length]) != np.asarray(second[:length]))
+    return int(differing[0]) if len(differing) else length

@@ -63,6 +63,10 @@ class Norm(ABC):
         """Add x to `residual` in place and return the normalised sum; all three are [tokens, size]."""
         return self(residual.add_(x))
 
+    def normalise_sum(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Return the normalised sum of x and `residual`, [tokens, size] each; x may be overwritten."""
+        return self(x.add_(residual))
+
 
 class RMSNorm(Norm):
     """Normalises the last dimension to a root mean square of 1, then multiplies it by a learned weight."""
@@ -138,6 +142,22 @@ class LayerNorm(Norm):
             )
         normalised = F.layer_norm(x.float(), self.weight.shape[-1:], None, None, self.epsilon)
         return normalised.mul_(self.weight).to(x.dtype)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Add x to `residual` in place and return the normalised sum; all three are [tokens, size]."""
+        if self.fused and self.weight.dim() == 1:
+            from mizzen.kernels.norm import add_layer_norm
+
+            return add_layer_norm(x, residual, self.weight, self.bias, self.epsilon)
+        return super().add(x, residual)
+
+    def normalise_sum(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Return the normalised sum of x and `residual`, [tokens, size] each; x may be overwritten."""
+        if self.fused and self.weight.dim() == 1:
+            from mizzen.kernels.norm import add_layer_norm
+
+            return add_layer_norm(x, residual, self.weight, self.bias, self.epsilon, keeps_sum=False)
+        return super().normalise_sum(x, residual)
 
 
 def make_norm(

@@ -21,7 +21,7 @@ from mizzen.engine.execution.runner import CpuRunner, CudaRunner, StepDelay
 from mizzen.engine.loading.host import cpu_count, device_memory
 from mizzen.engine.loading.memory_budget import MemoryShortage, format_gib
 from mizzen.engine.loading.memory_need import MemoryNeed, encoder_step_tokens
-from mizzen.engine.loading.resolve import resolve_dtype
+from mizzen.engine.loading.resolve import resolve_dtype, uses_own_kernels
 from mizzen.engine.uploader import Uploader
 from mizzen.layers.context import BuildContext
 from mizzen.models.config import ModelConfig
@@ -46,7 +46,11 @@ def make_encoder(options: EngineOptions, config: ModelConfig, progress: Progress
     """
     if config.encoder is None:
         raise ValueError(f"{config.architecture} is not an encoder")
-    build = BuildContext(device=torch.device(options.device), dtype=resolve_dtype(options, config))
+    build = BuildContext(
+        device=torch.device(options.device),
+        dtype=resolve_dtype(options, config),
+        fused=uses_own_kernels(options),
+    )
     with torch.inference_mode():
         model = EncoderModel(build, config, config.encoder)
         if options.load_format == "dummy":

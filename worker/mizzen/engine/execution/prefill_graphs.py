@@ -174,9 +174,10 @@ class PrefillGraph:
 class PrefillGraphs:
     """Captured graphs of forward passes, by number of tokens; used from one thread and in one stream.
 
-    A graph ends with the logits of the sampled rows, in a buffer that the next replay overwrites. Sampling is
-    not part of the graph. The graphs of a model that does not generate end with the hidden states of the rows
-    to pool, so that they compute no logits.
+    A graph ends with the logits of the rows to sample and of the prompt rows whose log probabilities are
+    needed, in a buffer that the next replay overwrites. Sampling is not part of the graph. The graphs of a
+    model that does not generate end with the hidden states of the rows to pool, so that they compute no
+    logits.
     """
 
     def __init__(
@@ -319,7 +320,7 @@ class PrefillGraphs:
         lengths[:] = 1
         return numbers
 
-    def can_run(self, plan: StepPlan, layout: BatchLayout, pooled_rows: int = 0) -> bool:
+    def can_run(self, plan: StepPlan, layout: BatchLayout, rows: int) -> bool:
         """Return whether a plan has prefill, and its tokens and rows fit the largest graph.
 
         Graphs support neither images nor rotary positions that differ from the sequence positions.
@@ -327,35 +328,29 @@ class PrefillGraphs:
         Args:
             plan: The plan.
             layout: Layout of its batch.
-            pooled_rows: Number of rows whose hidden states are needed. Graphs that end with logits run only
-                plans without, and other graphs only plans that sample no token.
+            rows: Number of rows whose results are needed.
         """
-        samples, other_rows = len(layout.sample_slots), pooled_rows
-        if self.pools:
-            samples, other_rows = other_rows, samples
-        fits = len(layout.slots) <= self.sizes[-1] and samples <= self.max_sequences
+        fits = len(layout.slots) <= self.sizes[-1] and rows <= self.max_sequences
         special = layout.rotary is not None or layout.image_rows is not None
-        return bool(plan.prefill) and fits and not other_rows and not special
+        return bool(plan.prefill) and fits and not special
 
-    def __call__(self, plan: StepPlan, layout: BatchLayout, pooled_rows: Int64 | None = None) -> torch.Tensor:
+    def __call__(self, plan: StepPlan, layout: BatchLayout, rows: Int64) -> torch.Tensor:
         """Replay the forward pass of a plan; its page writes and starts must already have been applied.
 
         Args:
             plan: A plan for which `can_run` returned True.
             layout: Layout of its batch.
-            pooled_rows: Indices of the rows whose hidden states are needed, int64 [rows]; None for none.
+            rows: Indices of the rows whose results are needed, int64 [rows].
 
         Returns:
-            Logits [samples, vocab] or hidden states [rows, hidden], valid until the next replay in stream
-            order.
+            Logits [rows, vocab] or hidden states [rows, hidden], valid until the next replay in stream order.
         """
-        rows = pooled_rows if self.pools else layout.sample_rows
         captured = self.select_graph(plan, len(layout.slots))
         buffer = next(self.pinned_buffers)[: captured.layout.size]
         self.pack_batch(captured.layout, buffer.numpy(), plan, layout, rows)
         captured.inbox.copy_(buffer, non_blocking=True)
         captured.graph.replay()
-        return self.outputs[: 0 if rows is None else len(rows)]
+        return self.outputs[: len(rows)]
 
     def select_graph(self, plan: StepPlan, tokens: int) -> PrefillGraph:
         """Return the fastest captured graph for a plan with this number of tokens."""
@@ -369,11 +364,11 @@ class PrefillGraphs:
         numbers: Int32,
         plan: StepPlan,
         layout: BatchLayout,
-        output_rows: Int64 | None,
+        output_rows: Int64,
     ) -> None:
         """Write the batch of a plan, and its padding, into the packed buffer `numbers`.
 
-        `output_rows` has the indices of the rows whose results are needed, int64 [rows]; None for none.
+        `output_rows` has the indices of the rows whose results are needed, int64 [rows].
         """
         host_tokens, slots, positions, starts, sequence_slots, lengths, rows = np.split(
             numbers, np.cumsum(packed.section_sizes)[:-1]
@@ -392,6 +387,4 @@ class PrefillGraphs:
         sequence_slots[decodes:sequences] = [chunk.slot for chunk in chunks]
         lengths[:decodes], lengths[sequences:] = layout.positions[:decodes] + 1, 1
         lengths[decodes:sequences] = [chunk.start + len(chunk.tokens) for chunk in chunks]
-        rows[:] = 0
-        if output_rows is not None:
-            rows[: len(output_rows)] = output_rows
+        rows[: len(output_rows)], rows[len(output_rows) :] = output_rows, 0

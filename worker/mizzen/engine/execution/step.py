@@ -28,6 +28,26 @@ from mizzen.engine.uploader import Uploader
 from mizzen.models.served_model import ServedModel
 
 
+def needed_rows(layout: BatchLayout, read_rows: Int64 | None) -> Int64 | None:
+    """Return the indices of the rows to sample and then of `read_rows`, int64 [n]; None for all rows.
+
+    `read_rows` (int64 [rows], or None for none) are the rows that prompt outputs need.
+    """
+    if layout.sample_rows is None or read_rows is None:
+        return layout.sample_rows
+    return np.concatenate([layout.sample_rows, read_rows])
+
+
+def computes_results(graphs: PrefillGraphs, samples: int, reads: list[PromptOutputRows]) -> bool:
+    """Return whether graphs compute what a step needs: either logits or, to pool them, hidden states.
+
+    `samples` is the number of tokens to sample, and `reads` are the rows that prompt outputs need.
+    """
+    if graphs.pools:
+        return not samples
+    return all(read.options.pooling is None for read in reads)
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Outputs of a step, on the device."""
@@ -132,12 +152,18 @@ class StepExecutor:
         """
         graphs, reads = self.prefill_graphs, self.prompt_outputs.chunks_to_read(plan)
         read_rows = self.prompt_outputs.batch_rows(plan, reads) if reads else None
-        if graphs is None or not graphs.can_run(plan, layout, 0 if read_rows is None else len(read_rows)):
+        rows, samples = needed_rows(layout, read_rows), len(layout.sample_slots)
+        if (
+            graphs is None
+            or rows is None
+            or not computes_results(graphs, samples, reads)
+            or not graphs.can_run(plan, layout, len(rows))
+        ):
             return self.run_eager(plan, layout, reads, read_rows)
-        outputs = graphs(plan, layout, read_rows)
-        if not graphs.pools:
+        outputs = graphs(plan, layout, rows)
+        if not reads:
             return outputs, None
-        return outputs[:0], self.prompt_outputs(reads, outputs) if reads else None
+        return outputs[:samples], self.prompt_outputs(reads, outputs[samples:], are_logits=not graphs.pools)
 
     def run_eager(
         self,
@@ -183,9 +209,9 @@ class StepExecutor:
 
         The rows to sample come first, then the rows for prompt outputs. None means that all rows are needed.
         """
-        if layout.sample_rows is None:
+        rows = needed_rows(layout, read_rows)
+        if rows is None:
             return None
-        rows = layout.sample_rows if read_rows is None else np.concatenate([layout.sample_rows, read_rows])
         # If no row is needed, keep one unused row, because kernels do not accept an empty batch.
         return self.upload(rows if len(rows) else np.zeros(1, np.int64))
 

@@ -118,7 +118,8 @@ class EncoderLayer:
         """Return the layer's output [tokens, hidden] for x [tokens, hidden], which may be overwritten."""
         norm = self.attention_norm
         if self.norm_first or norm is None:
-            x = x + self.attention(x if norm is None else norm(x), attend, angles)
-            return x.add_(self.mlp(self.mlp_norm(x)))
-        x = norm(self.attention(x, attend, angles).add_(x))
-        return self.mlp_norm(self.mlp(x).add_(x))
+            inner = self.attention(x if norm is None else norm(x), attend, angles)
+            inner = self.mlp(self.mlp_norm.add(inner, x))
+            return x.add_(inner)
+        x = norm.normalise_sum(self.attention(x, attend, angles), x)
+        return self.mlp_norm.normalise_sum(self.mlp(x), x)
