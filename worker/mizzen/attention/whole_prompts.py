@@ -20,6 +20,11 @@ FLASH_DTYPES = (torch.bfloat16, torch.float16)
 MAX_FLASH_HEAD_DIM = 256
 
 
+def has_varlen_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Return whether there is a kernel for prompts of unequal lengths, which may be captured in a graph."""
+    return device.type == "cuda" and dtype in FLASH_DTYPES and head_dim <= MAX_FLASH_HEAD_DIM
+
+
 class PromptAttention:
     """Attention of one batch of prompts; the arguments of a call are those of `encoders.layer.Attend`."""
 
@@ -40,6 +45,19 @@ class PromptAttention:
             offsets = torch.tensor([0, *self.ends], dtype=torch.int32, pin_memory=True)
             self.offsets = offsets.to(device, non_blocking=True)
 
+    @classmethod
+    def from_device(cls, begins: torch.Tensor, longest: int) -> PromptAttention:
+        """Plan a batch on a GPU from the begins of prompts on the device, for calls of the kernel alone.
+
+        Args:
+            begins: Begin of each prompt and the end of the last one, int32 [prompts + 1]; prompts may be
+                empty.
+            longest: Upper bound of the lengths of prompts.
+        """
+        attention = cls(np.array([longest], np.int64), torch.device("cpu"))
+        attention.device, attention.offsets = begins.device, begins
+        return attention
+
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None) -> torch.Tensor:
         """Return the attention of q, k and v [tokens, heads, d] within each prompt, [tokens, heads * d].
 
@@ -47,7 +65,7 @@ class PromptAttention:
         """
         if window is not None and window >= self.longest - 1:
             window = None
-        if self.offsets is not None and q.dtype in FLASH_DTYPES and q.shape[-1] <= MAX_FLASH_HEAD_DIM:
+        if self.offsets is not None and has_varlen_kernel(self.device, q.dtype, q.shape[-1]):
             reach = -1 if window is None else window
             out = varlen_attn(
                 q,

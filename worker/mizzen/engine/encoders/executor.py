@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mizzen.attention.whole_prompts import PromptAttention
 from mizzen.core.request import Int32, Int64, Pooling
 from mizzen.core.step_plan import SlotOptions, StepPlan
-from mizzen.engine.execution.prefill_graphs import PrefillGraphs
+from mizzen.engine.encoders.graphs import EncoderGraphs
 from mizzen.engine.execution.step import StepResult
 from mizzen.engine.pooled_vectors import compute_vectors
 from mizzen.engine.sampling.side_outputs import DeviceSideOutputs
@@ -36,7 +36,8 @@ class EncoderExecutor:
         self.model = model
         self.upload = upload
         self.options_by_slot: dict[int, SlotOptions] = {}
-        self.prefill_graphs: PrefillGraphs | None = None
+        self.prefill_graphs: EncoderGraphs | None = None
+        """Graphs that replace the eager forward pass of batches that fit."""
 
     def __call__(self, plan: StepPlan) -> StepResult:
         """Enqueue the step of a plan, and return its embeddings; it samples no tokens."""
@@ -61,6 +62,10 @@ class EncoderExecutor:
     def update_images(self, plan: StepPlan) -> None:
         """Do nothing: encoders of text take no images."""
 
+    def drop_graphs(self) -> None:
+        """Drop the graphs."""
+        self.prefill_graphs = None
+
     def finish(self, vectors: torch.Tensor, classify: bool) -> torch.Tensor:
         """Return the logits or embeddings [n, size] of pooled hidden states, float32 [n, hidden]."""
         head = self.model.head
@@ -83,6 +88,9 @@ class EncoderExecutor:
         arrays = [tokens.astype(np.int64), positions]
         if self.model.encoder.token_types > 1 and any(second_starts):
             arrays.append(token_types(lengths, second_starts))
+        graphs = self.prefill_graphs
+        if graphs is not None and (graph := graphs.select_graph(len(tokens), len(lengths))) is not None:
+            return graphs(graph, arrays, lengths)
         ids, places, *types = self.upload.upload_together(*arrays)
         attend = PromptAttention(lengths, self.model.embedding.weight.device)
         return self.model.hidden(ids, places, types[0] if types else None, attend)

@@ -11,16 +11,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mizzen.attention.whole_prompts import has_varlen_kernel
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.request import Pooling
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.core.step_plan import PageWrites, PrefillChunk, Runner, SlotOptions, SlotStart, StepPlan, no_ints
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.encoders.executor import EncoderExecutor
+from mizzen.engine.encoders.graphs import EncoderGraphs
+from mizzen.engine.execution.prefill_graphs import max_profitable_tokens, token_sizes
 from mizzen.engine.execution.runner import CpuRunner, CudaRunner, StepDelay
 from mizzen.engine.loading.host import cpu_count, device_memory
 from mizzen.engine.loading.memory_budget import MemoryShortage, format_gib
-from mizzen.engine.loading.memory_need import MemoryNeed, encoder_step_tokens
+from mizzen.engine.loading.memory_need import MemoryNeed, encoder_graph_tokens, encoder_step_tokens
 from mizzen.engine.loading.resolve import resolve_dtype, uses_own_kernels
 from mizzen.engine.uploader import Uploader
 from mizzen.layers.context import BuildContext
@@ -103,10 +106,10 @@ def check_step_memory(options: EngineOptions, model: EncoderModel) -> MemoryNeed
     need = MemoryNeed.estimate_encoder(model.config, options, weight.element_size())
     memory = device_memory(weight.device)
     budget = int(memory.total * options.memory_fraction) - (memory.total - memory.free)
-    if need.step_bytes > budget:
+    if need.step_bytes + need.graph_bytes > budget:
         raise MemoryShortage(
             f"a step of {encoder_step_tokens(model.config, options)} tokens needs "
-            f"{format_gib(need.step_bytes)}, but {format_gib(max(budget, 0))} are left of "
+            f"{format_gib(need.step_bytes + need.graph_bytes)}, but {format_gib(max(budget, 0))} are left of "
             f"{format_gib(memory.total)} (--memory-fraction {options.memory_fraction}): lower "
             "--prefill-chunk-tokens or --context-length, or free memory"
         )
@@ -116,12 +119,23 @@ def check_step_memory(options: EngineOptions, model: EncoderModel) -> MemoryNeed
 def make_encoder_runner(
     options: EngineOptions, model: EncoderModel, device: torch.device, delay: StepDelay | None
 ) -> CpuRunner | CudaRunner:
-    """Create the runner of an encoder."""
+    """Create the runner of an encoder, and capture its graphs."""
     step = EncoderExecutor(model, Uploader(device))
     if device.type == "cpu":
         return CpuRunner(step, threads=options.threads or cpu_count(), delay=delay)
     torch.cuda.synchronize(device)  # steps do not use the stream in which the weights were written
+    step.prefill_graphs = make_encoder_graphs(options, model)
     return CudaRunner(step, device)
+
+
+def make_encoder_graphs(options: EngineOptions, model: EncoderModel) -> EncoderGraphs | None:
+    """Create the graphs of an encoder; None if its options or its attention exclude them."""
+    weight, most = model.embedding.weight, encoder_graph_tokens(model.config, options)
+    if not most or not has_varlen_kernel(weight.device, weight.dtype, model.config.head_dim):
+        return None
+    if options.cuda_graph_max_tokens is None:
+        most = max_profitable_tokens(model.config, most)
+    return EncoderGraphs(model, token_sizes(most))
 
 
 def warm_up_encoder(runner: Runner) -> None:

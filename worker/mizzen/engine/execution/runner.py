@@ -193,4 +193,5 @@ class CudaRunner:
         """Wait for the steps in flight, then drop the graphs, which keep the ranks' collectives alive."""
         self.stream.synchronize()
         self.pending.clear()
-        self.decode_graphs = self.step.prefill_graphs = None
+        self.decode_graphs = None
+        self.step.drop_graphs()

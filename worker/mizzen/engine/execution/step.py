@@ -57,10 +57,31 @@ class StepResult:
     side_outputs: DeviceSideOutputs | None = None
 
 
+class StepGraphs(Protocol):
+    """Graphs of forward passes; `PrefillGraphs` documents the members."""
+
+    @property
+    def graph_count(self) -> int:
+        """The number of graphs that `capture` captures."""
+        ...
+
+    def capture(
+        self,
+        stream: torch.cuda.Stream,
+        captured: Callable[[], None] = ...,
+        pool: tuple[int, int] | None = None,
+    ) -> None:
+        """Capture all graphs, and call `captured` after each."""
+        ...
+
+
 class Executor(Protocol):
     """Interface by which runners execute steps; `StepExecutor` documents the methods."""
 
-    prefill_graphs: PrefillGraphs | None
+    @property
+    def prefill_graphs(self) -> StepGraphs | None:
+        """Graphs of steps with prefill, which the runner captures; None for none."""
+        ...
 
     def __call__(self, plan: StepPlan) -> StepResult:
         """Enqueue the step of a plan."""
@@ -68,6 +89,10 @@ class Executor(Protocol):
 
     def update_images(self, plan: StepPlan) -> None:
         """Drop and compute the embeddings of images; `__call__` does it too."""
+        ...
+
+    def drop_graphs(self) -> None:
+        """Drop the graphs."""
         ...
 
     def defer_grammar_update(self, plan: StepPlan, tokens: Callable[[], NDArray[Any]]) -> None:
@@ -143,6 +168,10 @@ class StepExecutor:
         if self.images is None:
             raise ValueError(f"{self.model.config.architecture} is served without images")
         return self.images
+
+    def drop_graphs(self) -> None:
+        """Drop the graphs."""
+        self.prefill_graphs = None
 
     def run_model(self, plan: StepPlan, layout: BatchLayout) -> tuple[torch.Tensor, DeviceSideOutputs | None]:
         """Run the model over the batch of a plan, as the replay of a graph if possible.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.graph_sizes import max_graph_rows, max_graph_tokens
+from mizzen.engine.graph_sizes import MAX_GRAPH_TOKENS, max_graph_rows, max_graph_tokens
 from mizzen.models.config import ModelConfig
 from mizzen.quantization.schemes import Mxfp4Weights
 
@@ -90,9 +90,11 @@ class MemoryNeed:
         inner = 2 if config.encoder is not None and config.encoder.has_gate else 1
         mlp = 3 * config.hidden_size + (inner + 1) * config.intermediate_size
         attention = 2 * config.hidden_size + 7 * config.heads * config.head_dim
+        captured = encoder_graph_tokens(config, options)
         return cls(
             token_bytes=0,
             step_bytes=tokens * (max(mlp, attention) * element + 4 * config.hidden_size),
+            graph_bytes=captured * (max(mlp, attention) + config.hidden_size) * element,
         )
 
     def with_measured_step(self, measured_bytes: int) -> MemoryNeed:
@@ -103,6 +105,14 @@ class MemoryNeed:
 def encoder_step_tokens(config: ModelConfig, options: EngineOptions) -> int:
     """Return the number of tokens of an encoder's largest step, which has room for the longest prompt."""
     return max(options.prefill_chunk_tokens, options.context_length or config.context_length)
+
+
+def encoder_graph_tokens(config: ModelConfig, options: EngineOptions) -> int:
+    """Return the maximum number of tokens of an encoder's captured step; 0 without graphs."""
+    if options.device != "cuda" or options.cuda_graph == "off":
+        return 0
+    most = MAX_GRAPH_TOKENS if options.cuda_graph_max_tokens is None else options.cuda_graph_max_tokens
+    return min(most, encoder_step_tokens(config, options))
 
 
 def count_restored(config: ModelConfig, ranks: int) -> int:

@@ -45,7 +45,7 @@ def common_beginning(texts: Sequence[str]) -> str:
 
 
 def last_break(text: str, end: int) -> int:
-    """Return the last index up to `end` at which a space follows another character; -1 if there is none."""
+    """Return the last index up to `end` at which a space follows another character; -1 without any."""
     for index in range(min(end, len(text) - 1), 0, -1):
         if text[index] == " " and not text[index - 1].isspace():
             return index
