@@ -8,6 +8,8 @@ import importlib.util
 import pytest
 import torch
 
+from mizzen.attention.flash_attention3 import package_fault
+
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
 
@@ -17,5 +19,9 @@ def on_hopper(module: str, package: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.gpu, pytest.mark.skipif(not available, reason=f"needs a Hopper GPU with {package}")]
 
 
-WITH_FA3 = on_hopper("sgl_kernel", "sglang-kernel")
+FA3_FAULT = package_fault() if HOPPER else "no Hopper GPU"
+WITH_FA3 = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(FA3_FAULT is not None, reason=f"needs FlashAttention 3: {FA3_FAULT}"),
+]
 """Marks of files whose tests run FlashAttention 3."""

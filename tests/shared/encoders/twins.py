@@ -9,9 +9,13 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from mizzen.core.request import Pooling
+from mizzen.layers.context import BuildContext
+from mizzen.models.encoders.model import EncoderModel
+from mizzen.models.registry import read_config
 
 COMMON = {
     "vocab_size": 100,
@@ -56,6 +60,32 @@ def save_encoder(folder: Path, family: str, head: str = "Model", *, std: float =
     if family == "NomicBert":
         publish_nomic(folder)
     return model
+
+
+def save_gte(folder: Path, *, std: float) -> None:
+    """Save a tiny GTE encoder with random weights, also where Transformers does not have its classes yet."""
+    config = {
+        **COMMON,
+        **FAMILIES["Gte"],
+        "architectures": ["GteModel"],
+        "model_type": "gte",
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "pad_token_id": 1,
+        "rope_parameters": {"rope_theta": 160000.0, "rope_type": "default"},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    read = read_config(folder)
+    if read.encoder is None:
+        raise ValueError("GteModel is not read as an encoder")
+    model = EncoderModel(BuildContext(device=torch.device("cpu"), dtype=torch.float32), read, read.encoder)
+    shapes = {target.name: target.shape for target in model.targets()}
+    generator = torch.Generator().manual_seed(0)
+    tensors = {name: std * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    for name, weights in tensors.items():
+        if weights.ndim == 1 and name.endswith("weight"):
+            weights += 1
+    save_file(tensors, folder / "model.safetensors")
 
 
 def publish_nomic(folder: Path) -> None:

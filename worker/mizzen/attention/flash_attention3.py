@@ -42,6 +42,11 @@ def unsupported_reason(geometry: Geometry, kv: KVFormat) -> str | None:
         return reason
     if geometry.head_dim % 8 or geometry.head_dim > MAX_HEAD_DIM:
         return f"head_dim must be a multiple of 8 up to {MAX_HEAD_DIM}, not {geometry.head_dim}"
+    return package_fault()
+
+
+def package_fault() -> str | None:
+    """Return the reason why the package with the kernels cannot be used; None if it can."""
     if importlib.util.find_spec("sgl_kernel") is None:
         return "it needs the package sglang-kernel (pip install 'mizzen[gpu]')"
     try:

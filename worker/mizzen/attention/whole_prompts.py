@@ -6,23 +6,69 @@ Nothing is cached: all keys and values of a prompt are in the batch.
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
 
+from mizzen.attention import flash_attention3
 from mizzen.core.request import Int64
 
 QUERY_BLOCK = 128
 """Number of queries that are computed together in a layer with a window; they read only the keys in reach."""
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
-"""Dtypes for which PyTorch has a FlashAttention kernel for prompts of unequal lengths on GPUs."""
+"""Dtypes for which there are FlashAttention kernels for prompts of unequal lengths on GPUs."""
 MAX_FLASH_HEAD_DIM = 256
 
+PromptKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int], torch.Tensor]
+"""Function (q, k, v, begins, longest, reach) that computes attention within prompts of unequal lengths.
 
-def has_varlen_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Return whether there is a kernel for prompts of unequal lengths, which may be captured in a graph."""
+q, k and v are [tokens, heads, d], as is the result; begins (int32 [prompts + 1]) has the begin of each prompt
+and the end of the last one. No prompt has more than `longest` tokens. A token attends to `reach` tokens to
+each side of itself, or to its whole prompt if `reach` is -1. Kernels may be captured in a graph.
+"""
+
+
+def has_prompt_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Return whether there is a `PromptKernel` for a device and model."""
     return device.type == "cuda" and dtype in FLASH_DTYPES and head_dim <= MAX_FLASH_HEAD_DIM
+
+
+@lru_cache(maxsize=16)
+def runs_flash_attention3(device: torch.device, head_dim: int) -> bool:
+    """Return whether `select_prompt_kernel` selects FlashAttention 3, which Hopper GPUs have."""
+    is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+    return is_hopper and head_dim % 8 == 0 and flash_attention3.package_fault() is None
+
+
+def select_prompt_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> PromptKernel | None:
+    """Return the fastest `PromptKernel` for a device and model; None without any."""
+    if not has_prompt_kernel(device, dtype, head_dim):
+        return None
+    return attend_by_flash3 if runs_flash_attention3(device, head_dim) else attend_by_flash2
+
+
+def attend_by_flash2(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, begins: torch.Tensor, longest: int, reach: int
+) -> torch.Tensor:
+    """Compute attention within prompts by PyTorch's FlashAttention 2 (arXiv 2307.08691)."""
+    out = varlen_attn(q, k, v, begins, begins, longest, longest, window_size=(reach, reach))
+    return out if isinstance(out, torch.Tensor) else out[0]
+
+
+def attend_by_flash3(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, begins: torch.Tensor, longest: int, reach: int
+) -> torch.Tensor:
+    """Compute attention within prompts by FlashAttention 3 (arXiv 2407.08608)."""
+    kernels: Any = importlib.import_module(flash_attention3.PACKAGE)
+    return kernels.flash_attn_varlen_func(
+        q, k, v, begins, begins, longest, longest, window_size=(reach, reach)
+    )
 
 
 class PromptAttention:
@@ -65,19 +111,10 @@ class PromptAttention:
         """
         if window is not None and window >= self.longest - 1:
             window = None
-        if self.offsets is not None and has_varlen_kernel(self.device, q.dtype, q.shape[-1]):
+        kernel = select_prompt_kernel(self.device, q.dtype, q.shape[-1])
+        if kernel is not None and self.offsets is not None:
             reach = -1 if window is None else window
-            out = varlen_attn(
-                q,
-                k,
-                v,
-                self.offsets,
-                self.offsets,
-                self.longest,
-                self.longest,
-                window_size=(reach, reach),
-            )
-            return out.flatten(1) if isinstance(out, torch.Tensor) else out[0].flatten(1)
+            return kernel(q, k, v, self.offsets, self.longest, reach).flatten(1)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         begin = 0
         for end in self.ends:

@@ -150,8 +150,9 @@ class PrefillAdmission:
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
             if sequence.request.images:
                 self._images.count_admitted(sequence)
-        row = self._kv.page_table[sequence.slot, : sequence.pages_held]
-        builder.write_pages(sequence.slot, 0, row.copy())
+        if sequence.pages_held:
+            row = self._kv.page_table[sequence.slot, : sequence.pages_held]
+            builder.write_pages(sequence.slot, 0, row.copy())
         builder.start_slot(sequence)
         builder.add_chunk(sequence)
 

@@ -13,6 +13,7 @@ import torch
 
 from mizzen.layers.context import BuildContext
 from mizzen.layers.linear_methods.base import (
+    ElementwiseActivation,
     GateActivation,
     InputNorm,
     LinearKind,
@@ -106,6 +107,10 @@ class MergedColumnParallelLinear:
         With the `activation` of a block with a gate, return activation(gate) * up, [tokens, rows / 2].
         """
         return self.method.apply(x) if activation is None else self.method.apply_glu(x, activation)
+
+    def apply_activation(self, x: torch.Tensor, activation: ElementwiseActivation) -> torch.Tensor:
+        """Multiply x [tokens, columns]; return activation(this rank's outputs), [tokens, rows]."""
+        return self.method.apply_activation(x, activation)
 
     def apply_after_norm(
         self,

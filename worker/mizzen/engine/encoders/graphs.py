@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA graphs of an encoder's forward pass, by number of tokens.
 
-They help steps of few tokens, whose kernels take less time than their launches. A batch is padded to the next
-captured number of tokens with an additional prompt; the remaining prompts of the graph are empty. Attention
-is not computed for padding beyond the longest prompt that the encoder supports, and nothing reads it.
+Launches of one layer take as long as its kernels for hundreds of tokens, and for thousands in a small
+encoder. A replay costs nearly nothing, so that the host has time to schedule the next step. A batch is padded
+to the next captured number of tokens, by at most a quarter, with an additional prompt; the remaining prompts
+of the graph are empty. Attention need not be computed for padding beyond the longest prompt that the encoder
+supports, and nothing reads it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mizzen.attention.whole_prompts import PromptAttention, has_varlen_kernel
+from mizzen.attention.whole_prompts import PromptAttention, has_prompt_kernel
 from mizzen.core.request import Int32, Int64
 from mizzen.engine.execution.graph_capture import capture_graph
 from mizzen.models.encoders.model import EncoderModel
@@ -106,7 +108,7 @@ class EncoderGraphs:
             ValueError: The attention of the model cannot be captured.
         """
         weight = model.embedding.weight
-        if not has_varlen_kernel(weight.device, weight.dtype, model.config.head_dim):
+        if not has_prompt_kernel(weight.device, weight.dtype, model.config.head_dim):
             raise ValueError("graphs of encoders need an attention kernel for prompts of unequal lengths")
         self.model, self.device = model, weight.device
         self.inputs = [EncoderInputs.for_tokens(size) for size in sizes]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mizzen.attention.whole_prompts import has_varlen_kernel
+from mizzen.attention.whole_prompts import has_prompt_kernel, runs_flash_attention3
 from mizzen.core.config import SchedulerConfig
 from mizzen.core.request import Pooling
 from mizzen.core.sampling_params import SamplingParams
@@ -32,6 +32,10 @@ from mizzen.models.encoders.model import EncoderModel
 from mizzen.models.pooling.output import load_dense_layers
 from mizzen.weights.load import ProgressCallback, fill_dummy, load_checkpoint
 
+MAX_SPARSE_LENGTH = 1024
+"""Longest context length for which FlashAttention 2 runs in graphs of any size. In such a graph it starts
+thread blocks for the context length of each prompt; those without work would slow encoders of long contexts.
+"""
 DUMMY_SEED = 0
 """Seed of the random values of `--load-format dummy`."""
 
@@ -78,14 +82,15 @@ def encoder_scheduling(
 ) -> SchedulerConfig:
     """Return the configuration of the scheduler: whole prompts, batched up to `prefill_chunk_tokens`.
 
-    The scheduler leaves room for a token after each prompt.
+    Each step in flight has `max_running_requests` slots. The scheduler leaves room for a token after each
+    prompt.
     """
     return SchedulerConfig(
         pages_total=0,
         context_length=(options.context_length or config.context_length) + 1,
         end_token_ids=end_token_ids,
         page_size=options.page_size,
-        max_running_requests=options.max_running_requests,
+        max_running_requests=options.max_running_requests * options.steps_in_flight,
         max_waiting_requests=options.max_waiting_requests,
         prefill_chunk_tokens=encoder_step_tokens(config, options),
         steps_in_flight=options.steps_in_flight,
@@ -130,11 +135,13 @@ def make_encoder_runner(
 
 def make_encoder_graphs(options: EngineOptions, model: EncoderModel) -> EncoderGraphs | None:
     """Create the graphs of an encoder; None if its options or its attention exclude them."""
-    weight, most = model.embedding.weight, encoder_graph_tokens(model.config, options)
-    if not most or not has_varlen_kernel(weight.device, weight.dtype, model.config.head_dim):
+    weight, config = model.embedding.weight, model.config
+    most = encoder_graph_tokens(config, options)
+    if not most or not has_prompt_kernel(weight.device, weight.dtype, config.head_dim):
         return None
-    if options.cuda_graph_max_tokens is None:
-        most = max_profitable_tokens(model.config, most)
+    starts_blocks = not runs_flash_attention3(weight.device, config.head_dim)
+    if options.cuda_graph_max_tokens is None and starts_blocks and config.context_length > MAX_SPARSE_LENGTH:
+        most = max_profitable_tokens(config, most)
     return EncoderGraphs(model, token_sizes(most))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mizzen.engine.config import EngineOptions
-from mizzen.engine.graph_sizes import MAX_GRAPH_TOKENS, max_graph_rows, max_graph_tokens
+from mizzen.engine.graph_sizes import max_graph_rows, max_graph_tokens
 from mizzen.models.config import ModelConfig
 from mizzen.quantization.schemes import Mxfp4Weights
 
@@ -111,8 +111,8 @@ def encoder_graph_tokens(config: ModelConfig, options: EngineOptions) -> int:
     """Return the maximum number of tokens of an encoder's captured step; 0 without graphs."""
     if options.device != "cuda" or options.cuda_graph == "off":
         return 0
-    most = MAX_GRAPH_TOKENS if options.cuda_graph_max_tokens is None else options.cuda_graph_max_tokens
-    return min(most, encoder_step_tokens(config, options))
+    step_tokens, most = encoder_step_tokens(config, options), options.cuda_graph_max_tokens
+    return step_tokens if most is None else min(most, step_tokens)
 
 
 def count_restored(config: ModelConfig, ranks: int) -> int:

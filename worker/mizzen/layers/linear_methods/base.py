@@ -34,6 +34,18 @@ class GateActivation(Protocol):
         ...
 
 
+class ElementwiseActivation(Protocol):
+    """Activation function of a feed-forward block without a gate."""
+
+    kind: Activation
+    fused: bool
+    """Whether kernels may replace PyTorch's operations."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the function of x as a new tensor."""
+        ...
+
+
 class MeasuredWeights(Protocol):
     """Weights that report their size by format."""
 
@@ -156,6 +168,10 @@ class LinearMethod(ABC):
         The weight holds the gate rows followed by the up rows.
         """
         return activation.gate(self.apply(x))
+
+    def apply_activation(self, x: torch.Tensor, activation: ElementwiseActivation) -> torch.Tensor:
+        """Multiply x [tokens, columns]; return the activation function of the outputs [tokens, rows]."""
+        return activation(self.apply(x))
 
     def apply_after_norm(
         self,

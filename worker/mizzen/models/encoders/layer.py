@@ -88,8 +88,9 @@ class EncoderMLP:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the block's output [tokens, hidden] for x [tokens, hidden]."""
-        inner = self.inner(x)
-        return self.down(self.activation.gate(inner) if self.has_gate else self.activation(inner))
+        if self.has_gate:
+            return self.down(self.activation.gate(self.inner(x)))
+        return self.down(self.inner.apply_activation(x, self.activation))
 
 
 class EncoderLayer:
