@@ -115,7 +115,7 @@ SPEED = Row(
         Panel(
             "Load of the busiest expert",
             "Tokens of the busiest expert over the mean, in the most unequal layer of a mixture. Empty unless "
-            "the engine counts them (`--expert-load on`).",
+            "the engine counts them (`--expert-load on`). No token is dropped.",
             "short", (Query(f"max by (pod) (mizzen_engine_expert_load_ratio{{{OF}}})", "{{pod}}"),),
         ),
     ),

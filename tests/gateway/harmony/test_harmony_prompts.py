@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ import pytest
 from tool_chats import ARGUMENTS, TOOLS, chat, request_prompt
 
 Model = Callable[..., Any]
+TEMPLATE = (Path(__file__).parents[1] / "templates/harmony.jinja").read_text()
 
 FINAL = "<|channel|>final<|message|>Yes.<|return|>"
 HEAD = "<|start|>assistant"
@@ -160,6 +162,60 @@ async def test_effort_is_one_that_the_model_knows(
 ) -> None:
     options = {} if effort is None else {"reasoning_effort": effort}
     assert f"\nReasoning: {shown_effort}\n" in await prompt_of([user("a")], **options)
+
+
+SHOPPING: dict[str, Any] = {
+    "properties": {
+        "items": {"type": "array", "description": "entries on the shopping list", "items": {"type": "string"}}
+    },
+    "type": "object",
+}
+SHOPPING_TEXT = (
+    '{"properties":{"items":{"type":"array","description":"entries on the shopping list",'
+    '"items":{"type":"string"}}},"type":"object"}'
+)
+"""Schema of the example in https://github.com/openai/harmony/blob/main/docs/format.md, as shown there."""
+
+
+def response_format(**more: Any) -> dict[str, Any]:
+    schema = {"name": "shopping_list", "schema": SHOPPING, **more}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+async def test_the_schema_of_the_answer_ends_the_developers_message(prompt_of: Any) -> None:
+    helper = {"role": "system", "content": "You are a helpful shopping assistant"}
+    need = user("I need to buy coffee, soda and eggs")
+    prompt = await prompt_of([helper, need], response_format=response_format())
+    assert prompt.endswith(
+        "<|end|><|start|>developer<|message|># Instructions\n\nYou are a helpful shopping assistant\n\n"
+        f"# Response Formats\n\n## shopping_list\n\n{SHOPPING_TEXT}<|end|>"
+        "<|start|>user<|message|>I need to buy coffee, soda and eggs<|end|><|start|>assistant"
+    )
+    assert prompt.count("<|start|>") == 4
+
+
+async def test_the_schema_follows_tools_and_has_its_description(prompt_of: Any) -> None:
+    form = response_format(description="What to buy.\nNo prices.")
+    prompt = await prompt_of([user("a")], tools=TOOLS, response_format=form)
+    developer = prompt[prompt.index("<|start|>developer") : prompt.index("<|start|>user")]
+    assert "\ntype weather = (_: {\n" in developer
+    section = f"## shopping_list\n\n// What to buy.\n// No prices.\n{SHOPPING_TEXT}<|end|>"
+    assert developer.endswith(f"\n\n# Response Formats\n\n{section}")
+
+
+async def test_the_schema_is_shown_without_instructions_and_tools(prompt_of: Any) -> None:
+    prompt = await prompt_of([user("a")], response_format=response_format())
+    section = f"# Response Formats\n\n## shopping_list\n\n{SHOPPING_TEXT}"
+    expected = f"<|end|><|start|>developer<|message|>{section}<|end|><|start|>user<|message|>a<|end|>"
+    assert prompt.endswith(f"{expected}<|start|>assistant")
+    plain = await prompt_of([user("a")], response_format={"type": "json_object"})
+    assert "Response Formats" not in plain and "developer" not in plain
+
+
+async def test_a_template_that_shows_schemas_itself_is_left_alone(live: Any, model: Model) -> None:
+    engine = model(FINAL, template=TEMPLATE + "{#- # Response Formats #}")
+    await chat(await live(engine), False, messages=[user("a")], response_format=response_format())
+    assert "shopping_list" not in request_prompt(engine)
 
 
 async def test_template_arguments_take_precedence(prompt_of: Any) -> None:

@@ -14,7 +14,6 @@ COMMON_RULES: Rules = {
     "store": advise(False),
     "metadata": UNUSED,
     "stream_options.include_obfuscation": unused(False),
-    "response_format.json_schema.description": UNUSED,
     "logits_processors": refuse([]),
     "truncate_prompt_tokens": REFUSED,
     "use_beam_search": refuse(False),

@@ -24,7 +24,9 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
             "far as possible."
         ),
     ] = None
-    description: Annotated[str | None, Meta(description="Accepted, not used.")] = None
+    description: Annotated[
+        str | None, Meta(description="Shown to gpt-oss beside the schema; other models do not use it.")
+    ] = None
 
 
 class Structure(msgspec.Struct, forbid_unknown_fields=True):

@@ -18,6 +18,8 @@ from mizzen.core.sampling_params import Grammar
 from mizzen.gateway.errors import invalid
 from mizzen.gateway.harmony.conversation import EFFORTS, arrange_messages
 from mizzen.gateway.harmony.output_form import HarmonyForm, find_harmony_form
+from mizzen.gateway.harmony.response_format import HEADING, add_format, describe_format
+from mizzen.gateway.openai.format_schemas import JsonSchema
 from mizzen.gateway.openai.schemas import ChatRequest
 from mizzen.gateway.reasoning.families import ReasoningFamily, detect_reasoning_family, grammar_format
 from mizzen.gateway.requests.output import OutputForm, OutputParser, PlainOutput
@@ -51,6 +53,8 @@ class ChatOutputForm:
     options: FamilyOptions
     effort: str | None = None
     """The request's `reasoning_effort`; None if `chat_template_kwargs` sets this variable itself."""
+    schema: JsonSchema | None = None
+    """Schema of the answer, which models with harmony format are shown; None for any answer."""
 
     def template_arguments(self, text: TextModel) -> dict[str, Any]:
         """Return the chat template variable `tools` if the request offers tools, and other variables.
@@ -85,6 +89,19 @@ class ChatOutputForm:
         if family is None or family.call_id is str:
             return messages
         return tuple(convert_call_ids(message, family) for message in add_call_ids(messages))
+
+    def prompt_section(self, text: TextModel) -> str:
+        """Return the description of the answer's schema that `finish_prompt` adds; empty for none."""
+        schema = self.schema
+        if schema is None or schema.schema is None or self._harmony(text) is None:
+            return ""
+        if HEADING in text.template_source:
+            return ""
+        return describe_format(schema.name, schema.description, schema.schema)
+
+    def finish_prompt(self, prompt: str, section: str) -> str:
+        """Return the text of a prompt with a section of `prompt_section`."""
+        return add_format(prompt, section) if section else prompt
 
     def grammar(self, text: TextModel, prompt: Int32, requested: Grammar | None) -> Grammar | None:
         """Return the grammar that constrains the answer to a prompt (int32 [n]); None for no constraint.
@@ -180,7 +197,8 @@ def chat_output_form(request: ChatRequest, options: FamilyOptions) -> OutputForm
     tools = parse_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
     has_variable = "reasoning_effort" in (request.chat_template_kwargs or {})
     effort = None if has_variable else request.reasoning_effort
-    return ChatOutputForm(tools=tools, options=options, effort=effort)
+    schema = None if request.response_format is None else request.response_format.json_schema
+    return ChatOutputForm(tools=tools, options=options, effort=effort, schema=schema)
 
 
 def prompt_tail(text: TextModel, prompt: Int32) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -71,9 +73,13 @@ async def tokenize_chat(generation: GenerationRequest, text: TextModel, max_toke
             raised before tokenization.
     """
     arguments, messages = dict(generation.template_arguments), generation.messages or ()
-    if generation.output_form is not None:
-        arguments |= generation.output_form.template_arguments(text)
-        messages = generation.output_form.messages(text, messages)
+    form, section = generation.output_form, ""
+    finish: Callable[[str], str] | None = None
+    if form is not None:
+        arguments |= form.template_arguments(text)
+        messages = form.messages(text, messages)
+        if section := form.prompt_section(text):
+            finish = partial(form.finish_prompt, section=section)
     try:
         return await text.chat_prompt(
             messages,
@@ -82,6 +88,8 @@ async def tokenize_chat(generation: GenerationRequest, text: TextModel, max_toke
             continue_final_message=generation.continue_final_message,
             add_special_tokens=generation.add_special_tokens,
             max_tokens=max_tokens,
+            finish=finish,
+            added_characters=len(section),
         )
     except (TemplateError, NoChatTemplate) as error:
         raise invalid(str(error), generation.prompt_field, "chat_template") from error

@@ -158,6 +158,14 @@ class OutputForm(Protocol):
         """Return a conversation in the form that the model's chat template accepts."""
         ...
 
+    def prompt_section(self, text: TextModel) -> str:
+        """Return text that `finish_prompt` adds to the prompt that the template renders; empty for none."""
+        ...
+
+    def finish_prompt(self, prompt: str, section: str) -> str:
+        """Return the text of a prompt with a section that `prompt_section` returned."""
+        ...
+
     def grammar(self, text: TextModel, prompt: Int32, requested: Grammar | None) -> Grammar | None:
         """Return the grammar that constrains the answer to a prompt (int32 [n]); None for no constraint.
 

@@ -84,8 +84,12 @@ class TextModel:
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
         max_tokens: int = 0,
+        finish: Callable[[str], str] | None = None,
+        added_characters: int = 0,
     ) -> Int32:
         """Return the token ids (int32 [n]) of a conversation; `arguments` are variables of the template.
+
+        `finish` changes the prompt that the template renders, and adds `added_characters` to it.
 
         Raises:
             NoChatTemplate: the model has no chat template.
@@ -103,9 +107,12 @@ class TextModel:
                 continue_final_message=continue_final_message,
                 **(arguments or {}),
             )
+            text = text if finish is None else finish(text)
             return self._encode(text, add_special_tokens, max_tokens)
 
-        return await self._run(lambda limit: estimate_characters((messages, arguments or {}), limit), work)
+        return await self._run(
+            lambda limit: added_characters + estimate_characters((messages, arguments or {}), limit), work
+        )
 
     async def text_prompt(self, text: str, add_special_tokens: bool = True, max_tokens: int = 0) -> Int32:
         """Return the token ids (int32 [n]) of a text, with the tokenizer's own special tokens if requested.
