@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import Any
 
@@ -17,27 +16,6 @@ from common_parts import gpu, mixed_step
 from common_parts.engine_options import parse_checked_args
 from common_parts.tables import Table
 from startup import Start, label_phases
-
-SMALL = ("--device=cpu", "--shape=tiny", "--rounds=2")
-
-
-@pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that runs a benchmark's command line and returns its table and figures."""
-
-    def run(module: Any, *options: str) -> tuple[Table, dict[str, Any]]:
-        runs: list[tuple[Table, dict[str, Any]]] = []
-
-        def once(args: argparse.Namespace, measure: gpu.Measure, **_: Any) -> None:
-            table = Table(gpu.title(args, "all on"))
-            runs.append((table, measure(args, table)))
-
-        monkeypatch.setattr(module, "run", once)
-        monkeypatch.setattr(sys, "argv", [module.__name__, *SMALL, *options])
-        module.main()
-        return runs[0]
-
-    return run
 
 
 def test_a_warm_up_round_with_other_prompts_precedes_the_measured_rounds(
@@ -130,7 +108,7 @@ def test_the_limit_of_a_mixed_step_counts_weights_once_and_the_kv_of_all_decodes
 def test_start_up_figures_are_medians_of_the_rounds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["startup", *SMALL])
+    monkeypatch.setattr(sys, "argv", ["startup", "--device=cpu", "--shape=tiny", "--rounds=2"])
     args = parse_checked_args(gpu.benchmark_parser("start"))
     args.link = 55.0
     rounds = [Start(1.0 * n, 4.0 * n, 5.0 * n, {"config": 0.1 * n, "weights": 2.0 / n}) for n in (1, 2, 4)]
