@@ -190,6 +190,6 @@ def test_gemm_kernels_of_graphs_are_compiled_before_the_captures(monkeypatch: py
     monkeypatch.setattr(warmup, "compile_kernels", lambda step, counts, *args: events.append(counts))
     monkeypatch.setattr(warmup, "CudaRunner", lambda *args: events.append("captured"))
     options = EngineOptions(model="model", device="cuda")
-    step = cast(StepExecutor, SimpleNamespace(model=None))
+    step = cast(StepExecutor, SimpleNamespace(model=None, images=None))
     warmup.make_runner(options, step, torch.device("cuda"), None, lambda done, total: None)
     assert events == [{1, 8, 32, 16, 64, 384, 48}, "captured"]

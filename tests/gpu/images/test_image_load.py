@@ -157,12 +157,11 @@ def image_request(
 
 @pytest.mark.parametrize("shape", ["qwen3-vl-8b", "qwen2.5-vl-7b"])
 def test_large_images_fit_into_the_predicted_memory(shape: str, tmp_path: Path) -> None:
-    """Images of all sizes, several of the largest at once, beside prompts of the largest chunk."""
+    """Images of all sizes, several of the largest at once, beside prompts of the largest chunk.
+
+    The memory is that of this process, because other tests may use the GPU at the same time.
+    """
     save_shape(tmp_path, shape, layers=6)
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.empty_cache()
-    free = torch.cuda.mem_get_info()[0]
-    fraction = round((total - free + 24_000 * MIB) / total, 3)
     rules = read_rules(tmp_path)
     draw = np.random.default_rng(0)
     with LLM(
@@ -170,7 +169,7 @@ def test_large_images_fit_into_the_predicted_memory(shape: str, tmp_path: Path) 
         device="cuda",
         load_format="dummy",
         skip_tokenizer=True,
-        memory_fraction=fraction,
+        kv_cache_tokens=100_000,
         context_length=20_000,
         max_running_requests=32,
         prefill_chunk_tokens=4096,
@@ -193,11 +192,8 @@ def test_large_images_fit_into_the_predicted_memory(shape: str, tmp_path: Path) 
             ended += [reason for _, reason in run_step(engine, files)]
         assert ended == [FinishReason.LENGTH] * (2 * len(sizes))
         grown = torch.cuda.max_memory_reserved() - before
-        used = total - torch.cuda.mem_get_info()[0]
         print(
             f"{shape}: steps predicted {info.step_bytes / MIB:.0f} MiB, reserved {grown / MIB:.0f} MiB more "
-            f"than after the start, allocated at most {torch.cuda.max_memory_allocated() / MIB:.0f} MiB, "
-            f"process {used / MIB:.0f} of {fraction * total / MIB:.0f} MiB"
+            f"than after the start, allocated at most {torch.cuda.max_memory_allocated() / MIB:.0f} MiB"
         )
         assert grown <= info.step_bytes, "steps need more memory than predicted"
-        assert used <= fraction * total + 256 * MIB, "it uses more memory than allowed"

@@ -202,7 +202,7 @@ def test_code_that_cannot_be_captured_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     options, device = EngineOptions(model=".", device="cuda"), torch.device("cuda")
     config = SimpleNamespace(implementation="transformers", architecture="SomeForCausalLM")
-    step: Any = SimpleNamespace(model=SimpleNamespace(config=config))
+    step: Any = SimpleNamespace(model=SimpleNamespace(config=config), images=None)
     with pytest.raises(ValueError, match=r"SomeForCausalLM .*not permitted.* use --cuda-graph off"):
         warmup.make_runner(options, step, device, None, lambda done, total: None)
     config.implementation = "native"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +33,12 @@ log = logging.getLogger(__name__)
 
 WARM_UP_EDGE = 224
 """Width and height in pixels of the image that is encoded to warm up."""
+WARM_UP_CHUNKS = (1, 2, 9)
+"""Tokens of the chunks with an image that warm up; GEMMs for 1, 2 to 8, and 9 to 16 rows differ."""
+MAX_SMALL_BATCH = 256
+"""Largest number of rows that the GEMMs for small batches support."""
+BATCH_STEP = 8
+"""Number that divides the batch sizes for which these GEMMs are compiled."""
 
 
 def make_runner(
@@ -60,6 +67,8 @@ def make_runner(
     step.prefill_graphs = make_prefill_graphs(options, step)
     graphs = make_decode_graphs(options, step)
     counts = gemm_row_counts(graphs, step.prefill_graphs)
+    if step.images is not None:
+        counts |= eager_row_counts(options.prefill_chunk_tokens + options.max_running_requests)
     compile_kernels(step, counts, device, max(1, cpu_count() // options.local_ranks))
     try:
         return CudaRunner(step, device, graphs, progress)
@@ -89,6 +98,14 @@ def gemm_row_counts(decode: DecodeGraphs | None, prefill: PrefillGraphs | None) 
     if prefill:
         counts.update(prefill.sizes, (min(size, prefill.max_sequences) for size in prefill.sizes))
     return counts
+
+
+def eager_row_counts(most: int) -> set[int]:
+    """Return row counts of small GEMMs that cover steps without graphs, such as those with images.
+
+    `most` is the maximum number of tokens of a step.
+    """
+    return set(range(BATCH_STEP, min(most + BATCH_STEP, MAX_SMALL_BATCH + 1), BATCH_STEP))
 
 
 def compile_kernels(step: StepExecutor, counts: set[int], device: torch.device, threads: int) -> None:
@@ -160,14 +177,22 @@ def warm_up(runner: Runner, config: ModelConfig) -> None:
 
 
 def warm_up_images(runner: Runner, rules: ImageRules, *, has_sections: bool) -> None:
-    """Encode a small image and run a prompt with its first embedding, so that the first image does not wait.
-
-    The steps use page 0 and slot 0, which no request holds yet. A step that decodes then drops the image.
+    """Encode a small image, and run steps with its first embedding, so that the first image does not wait.
 
     Args:
         runner: The runner of this rank.
         rules: The model's rules for images.
         has_sections: Whether tokens have three rotary positions.
+    """
+    for plan in image_warm_up_plans(rules, has_sections=has_sections):
+        runner.launch(plan)
+        runner.collect()
+
+
+def image_warm_up_plans(rules: ImageRules, *, has_sections: bool) -> Iterator[StepPlan]:
+    """Yield the plans of `warm_up_images`, which run without graphs, as all steps with images do.
+
+    The steps use page 0 and slot 0, which no request holds yet. The last step drops the image.
     """
     geometry = rules.geometry(WARM_UP_EDGE, WARM_UP_EDGE)
     digest = bytes(DIGEST_BYTES)
@@ -177,33 +202,33 @@ def warm_up_images(runner: Runner, rules: ImageRules, *, has_sections: bool) -> 
         embeddings=geometry.embeddings,
         pixels=np.zeros(geometry.pixel_shape, np.uint8),
     )
-    chunk = PrefillChunk(
-        slot=0,
-        start=0,
-        tokens=np.full(1, -1, np.int32),
-        last=True,
-        images=(ChunkImage(digest=digest, first=0, offsets=np.zeros(1, np.int32)),),
-        rotary=np.zeros((3, 1), np.int32) if has_sections else None,
-    )
+    image = ChunkImage(digest=digest, first=0, offsets=np.zeros(1, np.int32))
     start = SlotStart(slot=0, length=0, sampling=SamplingParams(temperature=0), seed=0)
-    for plan in (
-        StepPlan(
-            step=-7,
+    one, step = np.zeros(1, np.int32), -7 - len(WARM_UP_CHUNKS)
+
+    def make_chunk(tokens: int, *, last: bool) -> PrefillChunk:
+        return PrefillChunk(
+            slot=0,
+            start=0,
+            tokens=np.array([-1] + [0] * (tokens - 1), np.int32),
+            last=last,
+            images=(image,),
+            rotary=np.zeros((3, tokens), np.int32) if has_sections else None,
+        )
+
+    for index, tokens in enumerate(WARM_UP_CHUNKS):
+        yield StepPlan(
+            step=step,
             decode=no_ints(),
-            decode_version=-7,
+            decode_version=step,
             pages=PageWrites(),
             starts=(start,),
-            prefill=(chunk,),
-            encodings=(encoding,),
-        ),
-        StepPlan(
-            step=-6,
-            decode=np.zeros(1, np.int32),
-            decode_version=-6,
-            pages=PageWrites(),
-            dropped_images=(digest,),
-        ),
-    ):
-        runner.launch(plan)
-    runner.collect()
-    runner.collect()
+            prefill=(make_chunk(tokens, last=True),),
+            encodings=() if index else (encoding,),
+        )
+        step += 1
+    # A decode beside a chunk. They share slot and page, because no result of these steps matters.
+    chunk = make_chunk(1, last=False)
+    yield StepPlan(step=step, decode=one, decode_version=step, pages=PageWrites(), prefill=(chunk,))
+    step += 1
+    yield StepPlan(step=step, decode=one, decode_version=step, pages=PageWrites(), dropped_images=(digest,))

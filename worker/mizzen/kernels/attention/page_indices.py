@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 
 BLOCK = 1024
+MIN_ROWS = 1024
+"""Rows up to which one compiled kernel serves all batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ class PageIndices:
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "lengths", "columns", "rows"])
 def _list_pages_kernel(
     slots, lengths, table, starts, last, pages, columns, rows,
     PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -75,5 +77,5 @@ def build_page_indices(
     rows, columns = len(slots), table.shape[1]
     _list_pages_kernel[(rows, triton.cdiv(columns, BLOCK))](
         slots, lengths, table, out.indptr, out.last_page_len, out.indices, columns, rows,
-        PAGE=page_size, ROWS=triton.next_power_of_2(rows), BLOCK=BLOCK, num_warps=4,
+        PAGE=page_size, ROWS=max(MIN_ROWS, triton.next_power_of_2(rows)), BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
