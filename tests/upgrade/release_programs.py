@@ -55,11 +55,21 @@ class Program:
 class Engine(Program):
     """An engine at one of the endpoints, with a simulated or a real model."""
 
-    def __init__(self, release: Release, folder: Path, endpoint: str, *, simulated: bool) -> None:
+    def __init__(
+        self,
+        release: Release,
+        folder: Path,
+        endpoint: str,
+        *,
+        simulated: bool,
+        model: Path = MODEL,
+        more: tuple[str, ...] = (),
+    ) -> None:
+        """Start an engine; `more` are further words of its command line."""
         self.name = endpoint
         """The engine's name in the routing table of a gateway that does not watch pods."""
         options = {
-            "model": MODEL,
+            "model": model,
             "served-name": "demo",
             "revision": release.name,
             "wire-bind": endpoint,
@@ -72,6 +82,7 @@ class Engine(Program):
         else:
             words = ["--device", "cpu", "--threads", "1", "--kv-cache-tokens", "32768"]
         words += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        words += more
         module = "mizzen.server.simulate" if simulated else "mizzen.cli"
         super().__init__(release, folder, module, *([] if simulated else ["engine"]), *words)
 

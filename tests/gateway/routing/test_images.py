@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
 from PIL import Image
 
 from mizzen.core.images.keys import image_token
@@ -196,29 +194,6 @@ def picture_url() -> str:
     pixels = np.random.default_rng(0).integers(0, 256, (224, 224, 3), np.uint8)
     Image.fromarray(pixels).save(file, "png")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-@pytest.fixture
-def vision_folder(model_folder: Path) -> Path:
-    """Folder of a model with the rules of Qwen2-VL for images."""
-    inner = tokenizers.Tokenizer.from_file(str(model_folder / "tokenizer.json"))
-    inner.add_special_tokens(["<|image_pad|>"])
-    (model_folder / "tokenizer.json").write_text(inner.to_str())
-    template = (
-        "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.content is string %}"
-        "{{ message.content }}{% else %}{% for part in message.content %}{% if part.type == 'image' %}"
-        "<|image_pad|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    )
-    (model_folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    config = {
-        "model_type": "qwen2_vl",
-        "vocab_size": inner.get_vocab_size(),
-        "max_position_embeddings": 2048,
-        "image_token_id": inner.token_to_id("<|image_pad|>"),
-        "vision_config": {"patch_size": 14, "spatial_merge_size": 2},
-    }
-    (model_folder / "config.json").write_text(json.dumps(config))
-    return model_folder
 
 
 async def test_second_turn_of_a_chat_sends_no_image(live: Any, vision_folder: Path) -> None:

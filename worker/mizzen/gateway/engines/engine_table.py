@@ -146,15 +146,22 @@ class EngineTable:
         if serving and not any(engine.accepts_images for engine in serving):
             raise unavailable("no engine that accepts images is ready", code="no_image_engine")
 
-    def choose_text_model(self, keep: TextModel | None, tried: Collection[EngineClient]) -> TextModel | None:
+    def choose_text_model(
+        self, keep: TextModel | None, tried: Collection[EngineClient], images: bool = False
+    ) -> TextModel | None:
         """Return the text model with which to tokenize a request.
 
         The candidates are the engines that can take a request and are not in `tried`. If a candidate uses
         `keep`, or if there is no candidate, the result is `keep`, which may be None. Otherwise, it is the
         text model of a random candidate, so that each revision gets requests in proportion to its number of
         engines.
+
+        If a request has `images`, and serving engines accept them, only these are candidates: during an
+        upgrade, other engines may be of a release that does not.
         """
         left = [e for e in self if e.serving and not e.full and e not in tried]
+        if images and any(e.accepts_images for e in self if e.serving):
+            left = [e for e in left if e.accepts_images]
         if keep is not None and (not left or any(e.tokenizer_hash == keep.name for e in left)):
             return keep
         return random.choice(left).text_model if left else None

@@ -137,6 +137,11 @@ class RoutedRequest:
         self.text_model, self.prompt, self.images = source.text_model, source.prompt, source.images
         self.second_start, self.block_hashes = source.second_start, source.block_hashes
 
+    @property
+    def has_images(self) -> bool:
+        """Whether the request has images, also before its prompt is tokenized."""
+        return bool(self.images) or self.generation.images is not None
+
     def hash_blocks(self) -> None:
         """Compute `block_hashes`, as the engines' prefix caches do."""
         self.block_hashes = tuple(block_hashes(cached_tokens_of(self.prompt, self.images), self.salt))

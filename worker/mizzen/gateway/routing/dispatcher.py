@@ -373,7 +373,7 @@ class Dispatcher:
         text = (
             routed.text_model
             if routed.generated
-            else self._table.choose_text_model(routed.text_model, routed.tried_engines)
+            else self._table.choose_text_model(routed.text_model, routed.tried_engines, routed.has_images)
         )
         if text is None:
             return None
