@@ -40,6 +40,8 @@ CONFIGS = (
     PackedTileConfig(192, 4, 2),
     PackedTileConfig(192, 6, 1),
 )
+KERNEL_CODES = tuple(codes for codes in Codes if codes is not Codes.E2M1)
+"""Codes that the kernels multiply; E2M1 only occurs in experts, which have kernels of their own."""
 SUM_ERROR = 2**-14
 """Bound of the error of float32 sums, relative to the sum of the products' magnitudes."""
 
@@ -118,7 +120,7 @@ def swiglu_bounds(sums: torch.Tensor, error: torch.Tensor) -> tuple[torch.Tensor
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-@pytest.mark.parametrize("codes", list(Codes))
+@pytest.mark.parametrize("codes", KERNEL_CODES)
 def test_products_equal_exact_products_with_every_tile_config(codes: Codes, config: PackedTileConfig) -> None:
     weight = random_weight(1040, 1664, codes, zeros=codes in (Codes.UINT4, Codes.UINT8))
     for count in (16, 50, 128, 250):
@@ -166,7 +168,7 @@ def test_swiglu_follows_the_product(config: PackedTileConfig | None) -> None:
 def test_extreme_codes_are_exact() -> None:
     lows = {Codes.UINT4: 0x00, Codes.UINT8: 0, Codes.INT8: 0x80, Codes.E4M3: 0xFE}
     highs = {Codes.UINT4: 0xFF, Codes.UINT8: 255, Codes.INT8: 0x7F, Codes.E4M3: 0x01}
-    for codes in Codes:
+    for codes in KERNEL_CODES:
         for extremes in (lows, highs):
             weight = random_weight(128, 512, codes)
             weight.values.view(torch.uint8).fill_(extremes[codes])
