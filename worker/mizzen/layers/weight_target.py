@@ -48,4 +48,5 @@ class WeightTarget:
     def without_elements(self) -> WeightTarget:
         """Return the target of the same tensor for a rank that holds no part of it."""
         nothing = tuple(slice(0, 0) for _ in self.shape)
-        return replace(self, shard=nothing, destination=self.destination.new_empty(0), staging=None)
+        destination = self.destination.new_empty([0] * max(1, len(self.shape)))  # a scalar fits into [0]
+        return replace(self, shard=nothing, destination=destination, staging=None)
