@@ -16,7 +16,7 @@ from mizzen.engine.loading.model_setup import make_model, measure_weights
 from mizzen.layers.context import BuildContext
 from mizzen.layers.experts.quantized_weights import QuantizedExpertWeights
 from mizzen.layers.linear_methods.base import MeasuredWeights
-from mizzen.layers.sharding import Axis, Mesh, check_shardable
+from mizzen.layers.sharding import Axis, Mesh, check_shardable, choose_expert_groups
 from mizzen.models.experts_config import ExpertsConfig
 from mizzen.models.hf_fields import ConfigError, Fields
 from mizzen.models.registry import read_config, read_model
@@ -132,28 +132,38 @@ def read_large(name: str, width: int, *ignored: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "width", "message"),
+    ("name", "width"), [("fp8-blocks", 20), ("ct-int8", 20), ("ct-w8a16", 48), ("awq", 96)]
+)
+def test_ranks_divide_the_width_of_experts_where_the_format_allows_it(name: str, width: int) -> None:
+    assert choose_expert_groups(read_large(name, width), 4) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "problem", "groups"),
     [
-        ("fp8-blocks", 20, ""),
-        ("ct-int8", 20, ""),
-        ("ct-w8a16", 48, ""),
-        ("awq", 96, ""),
-        ("awq", 48, r"experts\.0\.gate_proj .*: the rows .* the 8 in a packed word: use --tensor 1 or 2$"),
-        ("ct-w4a16", 48, r"experts\.0\.down_proj .*: the columns .* in a packed word: use --tensor 1 or 2$"),
-        ("gptq-act-order", 64, r"experts\.0\.down_proj .* 4 tensor .* an order of its own: use --tensor 1$"),
-        ("gptq", 30, r"moe_intermediate_size \(30\) .* the tensor ranks \(4\): use --tensor 1$"),
+        ("awq", 48, r"experts\.0\.gate_proj .*: the rows .* the 8 in a packed word", (2, 4)),
+        ("ct-w4a16", 48, r"experts\.0\.down_proj .*: the columns .* in a packed word", (2, 4)),
+        ("gptq-act-order", 64, r"experts\.0\.down_proj .* 4 tensor .* an order of its own", (4,)),
+        ("gptq", 30, r"moe_intermediate_size \(30\) .* the tensor ranks \(4\)", (4,)),
     ],
 )
-def test_widths_that_ranks_cannot_divide_are_refused_before_loading(
-    name: str, width: int, message: str
+def test_ranks_hold_whole_experts_where_the_width_cannot_be_divided(
+    name: str, width: int, problem: str, groups: tuple[int, ...]
 ) -> None:
     config = read_large(name, width)
-    check_shardable(config, 1)
-    if message:
-        with pytest.raises(ValueError, match=message):
-            check_shardable(config, 4)
-    else:
-        check_shardable(config, 4)
+    assert choose_expert_groups(config, 4) == groups[0]
+    check_shardable(config, 4)
+    possible = " or ".join(str(count) for count in groups)
+    with pytest.raises(ValueError, match=f"--expert 1 .*{problem}: use --expert {possible}$"):
+        check_shardable(config, 4, 1)
+
+
+def test_experts_that_cannot_be_divided_in_any_way_are_refused_before_loading() -> None:
+    config = read_large("awq", 8)
+    check_shardable(config, 4)
+    message = r"experts\.0\.gate_proj .*, or num_experts \(12\) .*\(8\): use --tensor 1 or 2 or 4$"
+    with pytest.raises(ValueError, match=message):
+        check_shardable(config, 8)
 
 
 def test_experts_of_a_layer_must_have_one_scheme() -> None:

@@ -206,7 +206,7 @@ def inspect_config(
         except ConfigError as error:
             inspected = InspectedConfig(error=str(error))
     sent = group.exchange("config", msgspec.json.encode(inspected).decode())[0]
-    inspected = msgspec.json.decode(sent, type=InspectedConfig)
+    inspected = INSPECTED_CONFIG.decode(sent)
     if inspected.config is None:
         raise ConfigError(inspected.error)
     return inspected.config
@@ -217,6 +217,10 @@ class InspectedConfig(msgspec.Struct, frozen=True):
 
     config: ModelConfig | None = None
     error: str = ""
+
+
+INSPECTED_CONFIG = msgspec.json.Decoder(InspectedConfig)
+"""Made once: msgspec examines a type when it is first used, which may crash in two threads at once."""
 
 
 def inspect_in_transformers(options: EngineOptions, config: ModelConfig) -> ModelConfig:
