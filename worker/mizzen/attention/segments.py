@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import logging
 from collections.abc import Callable
@@ -12,7 +11,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from mizzen.attention.flash_attention3 import MAX_HEAD_DIM, PACKAGE
+from mizzen.attention.flash_attention3 import package_fault
+from mizzen.attention.whole_prompts import attend_by_flash3, has_prompt_kernel
 from mizzen.kernels.launch import has_wgmma
 
 log = logging.getLogger(__name__)
@@ -55,14 +55,7 @@ class FlashSegments:
     """FlashAttention 3 (arXiv 2407.08608): all segments of all lengths in one kernel."""
 
     def __init__(self, device: torch.device) -> None:
-        """Load the kernel.
-
-        Raises:
-            ImportError: the package is missing or broken.
-            OSError: it was built for another version of PyTorch.
-        """
         self.device = device
-        self.kernel = importlib.import_module(PACKAGE).flash_attn_varlen_func
 
     def plan(self, segments: Segments) -> Attend:
         """Return the attention for sequences with these segments, without waiting for the device."""
@@ -73,17 +66,17 @@ class FlashSegments:
         longest = max(length for _, length in segments)
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            return self.kernel(q, k, v, starts, starts, longest, longest, causal=False).flatten(1)
+            return attend_by_flash3(q, k, v, starts, longest, -1).flatten(1)
 
         return attend
 
 
 def make_segment_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> SegmentAttention:
     """Return the fastest attention within segments that a device supports."""
-    fits = head_dim % 8 == 0 and head_dim <= MAX_HEAD_DIM and dtype in (torch.bfloat16, torch.float16)
-    if fits and has_wgmma(device) and importlib.util.find_spec("sgl_kernel") is not None:
-        try:
+    fits = has_prompt_kernel(device, dtype, head_dim) and head_dim % 8 == 0 and has_wgmma(device)
+    if fits and importlib.util.find_spec("sgl_kernel") is not None:
+        fault = package_fault()
+        if fault is None:
             return FlashSegments(device)
-        except (ImportError, OSError) as error:
-            log.warning("images are encoded with the attention of PyTorch: sglang-kernel fails (%s)", error)
+        log.warning("images are encoded with the attention of PyTorch: %s", fault)
     return BatchedSegments()

@@ -18,6 +18,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from mizzen.attention import flash_attention3
 from mizzen.core.request import Int64
+from mizzen.kernels.launch import has_wgmma
 
 QUERY_BLOCK = 128
 """Number of queries that are computed together in a layer with a window; they read only the keys in reach."""
@@ -42,8 +43,7 @@ def has_prompt_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -
 @lru_cache(maxsize=16)
 def runs_flash_attention3(device: torch.device, head_dim: int) -> bool:
     """Return whether `select_prompt_kernel` selects FlashAttention 3, which Hopper GPUs have."""
-    is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
-    return is_hopper and head_dim % 8 == 0 and flash_attention3.package_fault() is None
+    return has_wgmma(device) and head_dim % 8 == 0 and flash_attention3.package_fault() is None
 
 
 def select_prompt_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> PromptKernel | None:

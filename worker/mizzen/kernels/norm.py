@@ -12,13 +12,19 @@ from mizzen.kernels.launch import pdl_launch_options
 
 
 @triton.jit
-def load_sum(x, residual, row, x_stride, size, columns, inside, ADD: tl.constexpr):
-    """Return x of a token; with `ADD`, add it to `residual` in place, and return the sum in its dtype."""
+def load_sum(
+    x, residual, row, x_stride, size, columns, inside, ADD: tl.constexpr, STORE: tl.constexpr = True
+):
+    """Return x of a token; with `ADD`, add it to `residual`, and return the sum in the dtype of `residual`.
+
+    With `STORE`, `residual` becomes the sum.
+    """
     value = tl.load(x + row * x_stride + columns, inside, 0.0)
     if ADD:
         before = tl.load(residual + row * size + columns, inside, 0.0)
         value = (value.to(tl.float32) + before.to(tl.float32)).to(before.dtype)
-        tl.store(residual + row * size + columns, value, inside)
+        if STORE:
+            tl.store(residual + row * size + columns, value, inside)
     return value
 
 
@@ -120,12 +126,7 @@ def _add_layer_norm_kernel(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    before = tl.load(residual + row * size + columns, inside, 0.0)
-    value = tl.load(x + row * size + columns, inside, 0.0).to(tl.float32) + before.to(tl.float32)
-    value = value.to(before.dtype)
-    if STORE:
-        tl.store(residual + row * size + columns, value, inside)
-    value = value.to(tl.float32)
+    value = load_sum(x, residual, row, size, size, columns, inside, True, STORE).to(tl.float32)
     mean = tl.sum(value, 0) / size
     value = tl.where(inside, value - mean, 0.0)
     variance = tl.sum(value * value, 0) / size

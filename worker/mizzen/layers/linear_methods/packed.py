@@ -23,7 +23,12 @@ from mizzen.layers.linear_methods.base import (
     LinearSpec,
 )
 from mizzen.layers.linear_methods.dequantized import DequantizedLinear
-from mizzen.layers.linear_methods.small_batch import prefill_swiglu, supports_prefill_swiglu
+from mizzen.layers.linear_methods.small_batch import (
+    fuses,
+    prefill_swiglu,
+    prepare_norm,
+    supports_prefill_swiglu,
+)
 from mizzen.layers.quantized.canonical import Codes
 from mizzen.models.block import Activation
 from mizzen.quantization.schemes import WeightScheme
@@ -150,15 +155,13 @@ class PackedLinear(DequantizedLinear):
         packed, swiglu = self.packed, activation is not None
         if packed is None or not self.fuses_norm or len(residual) != 1 or packed.swiglu != swiglu:
             return None
-        if not norm.fusible or (activation is not None and activation.kind is not Activation.SILU):
+        if not fuses(norm, activation):
             return None
-        from mizzen.kernels.gemm.gemv import PreNorm
         from mizzen.kernels.gemm.packed_small import packed_small_gemm
 
-        added, new_residual = (None, None) if x is None else (residual, torch.empty_like(residual))
-        pre_norm = PreNorm(scale=norm.weight, epsilon=norm.epsilon, residual=added)
-        first = (residual if x is None else x).contiguous()
-        out = packed_small_gemm(packed, first, swiglu=swiglu, norm=pre_norm, new_residual=new_residual)
+        row, pre_norm, new_residual = prepare_norm(norm, x, residual)
+        row = row.contiguous()
+        out = packed_small_gemm(packed, row, swiglu=swiglu, norm=pre_norm, new_residual=new_residual)
         if self.bias is not None:
             out.add_(self.bias)
         return out, residual if new_residual is None else new_residual

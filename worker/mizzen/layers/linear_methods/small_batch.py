@@ -18,6 +18,7 @@ from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
 from mizzen.models.block import Activation
 
 if TYPE_CHECKING:
+    from mizzen.kernels.gemm.gemv import PreNorm
     from mizzen.kernels.nvrtc import KernelSpec
 
 MAX_BATCH_BEFORE_ATTENTION = ((8 << 20, 64), (256 << 20, 48))
@@ -107,17 +108,36 @@ class SmallBatchLinear(UnquantizedLinear):
         swiglu = activation is not None
         if len(residual) != 1 or not self.max_batch or self.weight.shape[1] > MAX_NORM_COLUMNS:
             return None
-        if not norm.fusible or (activation is not None and activation.kind is not Activation.SILU):
+        if not fuses(norm, activation):
             return None
-        from mizzen.kernels.gemm.gemv import PreNorm, gemv
+        from mizzen.kernels.gemm.gemv import gemv
 
-        if x is None:
-            pre_norm = PreNorm(scale=norm.weight, epsilon=norm.epsilon)
-            return gemv(self.weight, residual, swiglu=swiglu, norm=pre_norm), residual
-        new_residual = torch.empty_like(residual)
-        pre_norm = PreNorm(scale=norm.weight, epsilon=norm.epsilon, residual=residual)
-        out = gemv(self.weight, x, swiglu=swiglu, norm=pre_norm, new_residual=new_residual)
-        return out, new_residual
+        row, pre_norm, new_residual = prepare_norm(norm, x, residual)
+        out = gemv(self.weight, row, swiglu=swiglu, norm=pre_norm, new_residual=new_residual)
+        return out, residual if new_residual is None else new_residual
+
+
+def fuses(norm: InputNorm, activation: GateActivation | None) -> bool:
+    """Return whether the GEMMs of a single row can include a norm before, and an activation behind them."""
+    return norm.fusible and (activation is None or activation.kind is Activation.SILU)
+
+
+def prepare_norm(
+    norm: InputNorm, x: torch.Tensor | None, residual: torch.Tensor
+) -> tuple[torch.Tensor, PreNorm, torch.Tensor | None]:
+    """Return the arguments of a GEMM of one row that adds x to the residual stream and normalises the sum.
+
+    x and `residual` are [1, columns]. Without x, the residual stream itself is normalised.
+
+    Returns:
+        The input of the GEMM, the norm, and an uninitialised tensor for the sum; None without x.
+    """
+    from mizzen.kernels.gemm.gemv import PreNorm
+
+    if x is None:
+        return residual, PreNorm(scale=norm.weight, epsilon=norm.epsilon), None
+    added = PreNorm(scale=norm.weight, epsilon=norm.epsilon, residual=residual)
+    return x, added, torch.empty_like(residual)
 
 
 def gemm_kernel_specs(
