@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,13 +77,25 @@ def measure_errors(model: Any, folder: Path, **options: Any) -> Errors:
     `options` are engine options. The model is in float32, before and afterwards.
     """
     prompts, answers = generate(folder, **options)
-    tokens = torch.tensor([token for answer in answers for token in answer.token_ids])[:, None]
+    tokens = torch.tensor([token for answer in answers for token in answer.token_ids])
     actual = torch.tensor([item.logprob for answer in answers for item in answer.logprobs or ()])
     assert len(actual) == 8 * SAMPLING.max_tokens
-    table = log_probabilities(model, prompts, answers)
-    rounded_table = log_probabilities(set_dtype(model, torch.bfloat16), prompts, answers)
+    return find_errors(model, tokens, actual, lambda oracle: log_probabilities(oracle, prompts, answers))
+
+
+def find_errors(
+    model: Any, tokens: torch.Tensor, actual: torch.Tensor, compute_table: Callable[[Any], torch.Tensor]
+) -> Errors:
+    """Compare the engine's log probabilities `actual` of tokens with those of a Transformers model.
+
+    `compute_table` returns the model's log probabilities before each token, float32 [tokens, vocab]. The
+    model is in float32, before and afterwards.
+    """
+    columns = tokens[:, None]
+    table = compute_table(model)
+    rounded_table = compute_table(set_dtype(model, torch.bfloat16))
     set_dtype(model, torch.float32)
-    expected, rounded = (values.gather(1, tokens)[:, 0] for values in (table, rounded_table))
+    expected, rounded = (values.gather(1, columns)[:, 0] for values in (table, rounded_table))
     errors = Errors(
         engine=(actual - expected).abs(),
         rounded=(rounded - expected).abs(),

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 import torch
 from gpu_twins import largest_embeddings, make_prompts, on_device, read_rules, save_gpu_twin
-from logprob_check import MARGIN, OPTIONS, RATIO, SAMPLING, Errors
+from logprob_check import MARGIN, OPTIONS, RATIO, SAMPLING, Errors, find_errors
 from vision_folders import FAMILIES, VisionFamily, prompt_inputs
 
-from family_twins import set_dtype
 from mizzen import LLM, ImagePrompt
 from mizzen.offline.image_prompts import PreparedImages
 from mizzen.offline.llm import Completion
@@ -65,7 +64,7 @@ def as_bytes(source: object) -> bytes:
 def compare(model: Any, family: VisionFamily, prompts: Prompts, answers: list[Completion]) -> Errors:
     """Compare the log probabilities of answers with those of a model of Transformers in float32."""
     outputs = [before_images(answer.token_ids) for answer in answers]
-    tokens = torch.tensor([token for output in outputs for token in output])[:, None]
+    tokens = torch.tensor([token for output in outputs for token in output])
     actual = torch.tensor(
         [
             item.logprob
@@ -74,17 +73,9 @@ def compare(model: Any, family: VisionFamily, prompts: Prompts, answers: list[Co
         ]
     )
     assert len(actual) == len(tokens) > len(prompts) * SAMPLING.max_tokens / 2
-    table = log_probabilities(model, family, prompts, outputs)
-    rounded_table = log_probabilities(set_dtype(model, torch.bfloat16), family, prompts, outputs)
-    set_dtype(model, torch.float32)
-    expected, rounded = (values.gather(1, tokens)[:, 0] for values in (table, rounded_table))
-    errors = Errors(
-        engine=(actual - expected).abs(),
-        rounded=(rounded - expected).abs(),
-        losses=table.max(dim=1).values - expected,
+    return find_errors(
+        model, tokens, actual, lambda oracle: log_probabilities(oracle, family, prompts, outputs)
     )
-    print(f"{errors.engine.mean():.4f} {errors.engine.max():.3f}, Transformers {errors.rounded.mean():.4f}")
-    return errors
 
 
 @pytest.mark.parametrize(
