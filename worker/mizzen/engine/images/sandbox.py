@@ -6,9 +6,9 @@ the clock. All other calls fail with EPERM, among them calls that open files, cr
 threads, send signals, trace processes, or make memory executable.
 
 Linux before 5.16 also disables speculative store bypass and indirect branch speculation in processes with a
-filter, as it assumes that they run foreign code. The filter here asks to leave both as they are in ordinary
-processes (SECCOMP_FILTER_FLAG_SPEC_ALLOW), as newer kernels do: the process runs no foreign code, and holds
-no secrets that such code could read in its own memory.
+filter, because it assumes that they run untrusted code. The filter here asks the kernel to leave both as they
+are in ordinary processes (SECCOMP_FILTER_FLAG_SPEC_ALLOW), as newer kernels do by default: the process runs
+no untrusted code, and its memory holds no secrets.
 """
 
 from __future__ import annotations
