@@ -58,7 +58,12 @@ HYBRID = {
     "num_local_experts": 0,
     "position_embedding_type": "rope",
 }
-SPECIAL = {"GraniteMoeHybridForCausalLM": HYBRID}
+SPARSEMIXER = {"num_experts_per_tok": 2}
+SPECIAL = {
+    "GraniteMoeHybridForCausalLM": HYBRID,
+    "PhimoeForCausalLM": SPARSEMIXER,
+    "PhiMoEForCausalLM": SPARSEMIXER,
+}
 """Further fields of architectures that cannot be read with the defaults of all other fields."""
 HEADER = (
     "family",
@@ -111,7 +116,7 @@ TRANSFORMERS_GROUPS = (
     TransformersGroup(
         "dense, without such a plan", ("GPT2", "GPTBigCode", "OPT", "Persimmon"), sharded=False
     ),
-    TransformersGroup("mixtures of experts", ("FlexOlmo", "GraniteMoeShared", "Phimoe"), sharded=False),
+    TransformersGroup("mixtures of experts", ("FlexOlmo", "GraniteMoeShared"), sharded=False),
 )
 
 

@@ -115,13 +115,13 @@ def test_a_step_that_leaves_no_memory_is_reported() -> None:
 
 
 MIXTRAL = KNOWN["mistralai/Mixtral-8x7B-Instruct-v0.1"]["config"]
-PHIMOE = MIXTRAL | {"architectures": ["PhimoeForCausalLM"]}
+SHARED_MOE = MIXTRAL | {"architectures": ["GraniteMoeSharedForCausalLM"]}
 """A mixture of experts without a native implementation."""
 THROUGH_TRANSFORMERS: dict[str, Any] = {"model_implementation": "transformers"}
 
 
 def test_a_model_through_transformers_is_sized_by_its_headers(tmp_path: Path) -> None:
-    save(tmp_path, config=PHIMOE)
+    save(tmp_path, config=SHARED_MOE)
     save_header(tmp_path / "model.safetensors", a=("BF16", [3, 1 << 30]), b=("BF16", [7]))
     result = inspect_model(read_folder(tmp_path), OPTIONS, tensors=(1, 2), gpu="5 GiB", memory=5 * GIB)
     assert (result.implementation, result.estimated) == ("transformers", True)
@@ -138,9 +138,9 @@ def test_a_model_through_transformers_is_sized_by_its_headers(tmp_path: Path) ->
 
 
 def test_a_remote_model_through_transformers_is_sized_by_its_files() -> None:
-    files = read_listing("r", {"model.safetensors": 40}, {"config.json": json.dumps(PHIMOE).encode()})
+    files = read_listing("r", {"model.safetensors": 40}, {"config.json": json.dumps(SHARED_MOE).encode()})
     assert inspect_model(files, OPTIONS).parameters == 20
-    files = ModelFiles(name="r", fields=Fields(PHIMOE))
+    files = ModelFiles(name="r", fields=Fields(SHARED_MOE))
     result = inspect_model(files, OPTIONS, gpu="80 GiB", memory=80 * GIB)
     assert (result.parameters, result.memory_fits, result.fits) == (0, (), True)
     assert "unknown without the files of the weights" in format_inspection(result)
@@ -155,7 +155,7 @@ def test_attention_sinks_need_the_native_implementation() -> None:
 
 
 def test_the_implementation_can_be_chosen() -> None:
-    native, other = (inspect(PHIMOE, model_implementation=name) for name in ("native", "transformers"))
+    native, other = (inspect(SHARED_MOE, model_implementation=name) for name in ("native", "transformers"))
     assert "num_local_experts is 8: mixtures of experts" in native.reason
     assert native.reason.endswith(
         ", or --model-implementation auto, which runs the model's code in Transformers"
@@ -275,7 +275,7 @@ def test_quantized_tensors_are_found_in_the_headers(tmp_path: Path) -> None:
 
 
 def test_buffers_of_models_in_transformers_are_left_to_the_engine(tmp_path: Path) -> None:
-    save(tmp_path, config=PHIMOE)
+    save(tmp_path, config=SHARED_MOE)
     save_header(tmp_path / "model.safetensors", **{"layers.0.attention.bias": ("BOOL", [1, 1])})
     assert inspect_model(read_folder(tmp_path), OPTIONS).served
     save_header(tmp_path / "model.safetensors", **{"layers.0.mlp.weight": ("F8_E4M3", [1, 1])})

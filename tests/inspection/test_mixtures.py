@@ -23,7 +23,7 @@ from mizzen.models.registry import read_model
 KNOWN: dict[str, Any] = json.loads((Path(__file__).parent / "known_models.json").read_text())
 QWEN3 = KNOWN["Qwen/Qwen3-8B"]["config"]
 MIXTRAL = KNOWN["mistralai/Mixtral-8x7B-Instruct-v0.1"]["config"]
-PHIMOE = MIXTRAL | {"architectures": ["PhimoeForCausalLM"]}
+SHARED_MOE = MIXTRAL | {"architectures": ["GraniteMoeSharedForCausalLM"]}
 """A mixture of experts without a native implementation."""
 OPTIONS = EngineOptions(model="m")
 QWEN3_MOE = {
@@ -89,7 +89,7 @@ def test_active_parameters_are_those_of_the_experts_of_a_token() -> None:
     expert = 3 * 4096 * 14336
     assert result.parameters - result.active_parameters == 32 * 6 * expert
     assert "46.7B (46,702,792,704); a token uses 12.9B" in format_inspection(result)
-    assert inspect(PHIMOE).active_parameters == 0
+    assert inspect(SHARED_MOE).active_parameters == 0
     dense = inspect(QWEN3)
     assert dense.active_parameters == dense.parameters
     assert "a token uses" not in format_inspection(dense)

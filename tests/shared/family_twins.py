@@ -7,6 +7,7 @@ partial rotary embeddings, odd head counts, fused tensors.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,20 @@ ERNIE_MOE = {
     "moe_layer_interval": 2,
     "head_dim": None,
 }
+PHI_MOE = {
+    "num_local_experts": 8,
+    "router_jitter_noise": 0.3,
+    "attention_bias": True,
+    "lm_head_bias": True,
+}
+PHI_MOE_ROPE = {
+    **LONGROPE,
+    "partial_rotary_factor": 1.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.4],
+    "long_factor": [1.5, 3.0, 7.0, 9.0],
+    "short_mscale": 1.2,
+    "long_mscale": 1.4,
+}
 QWEN_MOE = {
     "num_hidden_layers": 3,
     "num_experts": 9,
@@ -141,6 +156,18 @@ TWINS: dict[str, tuple[str, dict[str, Any]]] = {
             "original_max_position_embeddings": 256,
         },
     ),
+    "phi3.5-moe": ("Phimoe", {**PHI_MOE, "sliding_window": 9}),
+    "phi3.5-moe-long": (
+        "Phimoe",
+        {**PHI_MOE, "rope_parameters": {**PHI_MOE_ROPE, "original_max_position_embeddings": 8}},
+    ),
+    "phi3.5-moe-short": (
+        "Phimoe",
+        {
+            "num_local_experts": 3,
+            "rope_parameters": {**PHI_MOE_ROPE, "original_max_position_embeddings": 256},
+        },
+    ),
     "qwen2-moe": ("Qwen2Moe", {**QWEN_MOE, **QWEN2_MOE}),
     "qwen3-moe": ("Qwen3Moe", {**QWEN_MOE, "norm_topk_prob": True, "mlp_only_layers": [1]}),
     "qwen3-moe-plain": ("Qwen3Moe", {**QWEN_MOE, "decoder_sparse_step": 2, "attention_bias": True}),
@@ -158,7 +185,7 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
 """Families without special fields, in the form of `TWINS`; tests of their own cover their language models."""
 TWINS_THROUGH_TRANSFORMERS = (
     *("gemma2", "gemma3-scaled", "olmo2", "phi3-window", "granite-biases", "cohere2", "ministral3"),
-    *("olmoe", "qwen2-moe", "qwen3-moe"),
+    *("olmoe", "phi3.5-moe", "qwen2-moe", "qwen3-moe"),
 )
 """Twins of native families that tests also run through Transformers."""
 PLUS_ONE = ("Gemma", "Gemma2", "Gemma3", "Nemotron")
@@ -201,7 +228,6 @@ OTHERS: dict[str, dict[str, Any]] = {
     "Phi": {},
     "FlexOlmo": {"num_experts": 4, "num_experts_per_tok": 2},
     "GraniteMoeShared": {"num_local_experts": 4, "shared_intermediate_size": 16},
-    "Phimoe": {"num_local_experts": 4},
 }
 """Architectures without native implementation: the fields that differ from a small Llama's, by the prefix of
 Transformers' classes."""
@@ -273,9 +299,24 @@ def save_random_model(
     for module in model.modules():
         if type(module).__name__ == "GptOssExperts":
             module.limit = config.swiglu_limit  # some versions of Transformers ignore the field
+        elif type(module).__name__ == "PhimoeRotaryEmbedding":
+            use_factors_of_whole_context(module)
     set_dtype(model, dtype)
     model.save_pretrained(folder)
     return set_dtype(model, torch.float32)
+
+
+def use_factors_of_whole_context(embedding: Any) -> None:
+    """Let the rotary embedding of a Phimoe model use those factors that belong to the longest context.
+
+    Mizzen does this for all prompts, as the code of Microsoft's checkpoints does for long ones. Transformers
+    5.23 always uses `short_factor`, and chooses only between `short_mscale` and `long_mscale` by the length.
+    """
+    embedding.config = deepcopy(embedding.config)
+    rope = embedding.config.rope_parameters
+    longest = embedding.config.max_position_embeddings
+    if longest > rope.get("original_max_position_embeddings", longest):
+        rope |= {"short_factor": rope["long_factor"], "short_mscale": rope["long_mscale"]}
 
 
 def set_dtype(model: Any, dtype: torch.dtype) -> Any:

@@ -28,7 +28,7 @@ from mizzen.engine.loading.placement import cpus_near, parse_cpu_list
 from mizzen.engine.overlap_loop import StepFailed
 from mizzen.layers.sharding import Axis
 from mizzen.models.config import ModelConfig
-from mizzen.models.families import ernie
+from mizzen.models.families import ernie, phi3
 from mizzen.models.registry import READERS
 from mizzen.models.transformers_backend import inspection
 
@@ -141,7 +141,7 @@ TWINS = (
     ),
     *("smollm3", "starcoder2"),
     *("ernie4.5-moe", "glm4-moe", "gpt-oss", "granite-moe", "minimax-m2", "mixtral", "olmoe", "qwen2-moe"),
-    "qwen3-moe",
+    *("phi3.5-moe", "qwen3-moe"),
 )
 
 
@@ -149,7 +149,7 @@ def test_every_native_architecture_is_compared_on_several_ranks() -> None:
     """docs/models.md says that answers on several ranks are compared for every architecture."""
     compared = {f"{family.capitalize()}ForCausalLM" for family in CASES}
     compared |= {f"{family_twins.TWINS[twin][0]}ForCausalLM" for twin in TWINS}
-    assert compared | {ernie.OLD_ARCHITECTURE} == set(READERS)
+    assert compared | {ernie.OLD_ARCHITECTURE, phi3.OLD_MOE} == set(READERS)
 
 
 @pytest.mark.parametrize("twin", TWINS)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.models.phimoe.modeling_phimoe import sparsemixer
 
 from mizzen.layers.activation import ActivationFunction
 from mizzen.layers.context import BuildContext
@@ -20,7 +21,7 @@ from mizzen.layers.experts.products import (
     SortedProduct,
     make_product,
 )
-from mizzen.layers.experts.router import ExpertRouter
+from mizzen.layers.experts.router import ExpertRouter, mix_sparsely
 from mizzen.layers.experts.weights import ExpertWeights
 from mizzen.layers.sharding import Axis, Mesh
 from mizzen.models.block import Activation
@@ -106,6 +107,28 @@ def test_the_first_of_equal_experts_are_chosen_in_any_batch() -> None:
         chosen, weights = router(batch)
         assert chosen.tolist() == [[4, 0, 1]] * len(batch)
         assert torch.equal(weights, weights[:1].expand_as(weights))
+
+
+@pytest.mark.parametrize("jitter", [0.01, 0.2])
+def test_sparsemixer_equals_transformers(jitter: float) -> None:
+    """Among the rows are ones with equal logits, with none above 0, and with zeros alone."""
+    logits = random(200, 16, seed=8)
+    logits[:50] = logits[:50].mul(4).round() / 8
+    logits[50:100] = -logits[50:100].abs()
+    logits[100] = 0
+    chosen, weights = mix_sparsely(logits, 2, jitter)
+    expected_weights, expected = sparsemixer(logits, jitter, training=False)
+    assert torch.equal(chosen, expected)
+    torch.testing.assert_close(weights, expected_weights, rtol=1e-6, atol=0)
+    assert 0.1 < (weights == 1).float().mean() < 0.95
+
+
+def test_the_kernel_that_chooses_experts_refuses_sparsemixer() -> None:
+    from mizzen.layers.experts.kernel_product import make_rules
+
+    experts = replace(EXPERTS, per_token=2, scoring=Scoring.SPARSEMIXER)
+    with pytest.raises(ValueError, match="sparsemixer has no kernel"):
+        make_rules(make_router(experts, random(experts.count, HIDDEN)))
 
 
 def reference(

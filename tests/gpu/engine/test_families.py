@@ -18,7 +18,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("graphs", ["auto", "off"])
-@pytest.mark.parametrize("twin", [name for name in TWINS if "phi4" not in name])
+@pytest.mark.parametrize("twin", [name for name in TWINS if "short_factor" not in str(TWINS[name])])
 def test_log_probabilities_equal_transformers(twin: str, graphs: str, tmp_path: Path) -> None:
     """Prompts of several lengths run together, then alone and with their prefixes cached."""
     window = {"sliding_window": 64} if TWINS[twin][1].get("sliding_window") else {}

@@ -149,9 +149,11 @@ class TiedHead:
 
 
 class Head:
-    """Output head with a separate table."""
+    """Output head with a separate table, and an optional bias of each token."""
 
-    def __init__(self, build: BuildContext, name: str, vocab: int, hidden: int) -> None:
+    def __init__(
+        self, build: BuildContext, name: str, vocab: int, hidden: int, *, bias: bool = False
+    ) -> None:
         self.collectives = build.collectives
         self.vocabulary = VocabShard.for_rank(build, vocab)
         part = LinearPart(
@@ -162,11 +164,11 @@ class Head:
             shape=(vocab, hidden),
         )
         self.method = build.linear(
-            LinearKind.HEAD, (part,), rows=self.vocabulary.rows, columns=hidden, bias=False
+            LinearKind.HEAD, (part,), rows=self.vocabulary.rows, columns=hidden, bias=bias
         )
 
     def targets(self) -> Iterator[WeightTarget]:
-        """Yield the destination of the checkpoint's table for this head."""
+        """Yield the destinations of the checkpoint's table and bias for this head."""
         yield from self.method.targets()
 
     def finish(self) -> None:

@@ -127,9 +127,9 @@ class RotaryEmbedding:
         self.dtype = dtype
         self.factors: torch.Tensor | None = None
         """Factors of cosines and sines, float32 [head_dim / 2]; None if all are 1."""
-        if rope.attention_factor != 1 and rope.kind != "none":
+        if rope.served_attention_factor != 1 and rope.kind != "none":
             self.factors = torch.ones_like(self.inverse)
-            self.factors[: (rope.rotary_dim or head_dim) // 2] = rope.attention_factor
+            self.factors[: (rope.rotary_dim or head_dim) // 2] = rope.served_attention_factor
         axes = select_axes(rope, head_dim)
         self.axes = None if axes is None else axes.to(device)
         """The position that rotates each pair, int64 [head_dim / 2]; None without three positions."""

@@ -57,7 +57,7 @@ class DecoderModel:
         self.head = (
             TiedHead(build, self.embedding)
             if config.tie_embeddings
-            else Head(build, names.head, config.vocab_size, hidden)
+            else Head(build, names.head, config.vocab_size, hidden, bias=config.head_bias)
         )
         self.pooled = PooledOutput(build.device, len(config.labels), hidden)
         angle_dtype = torch.float32 if build.fused else build.dtype

@@ -71,6 +71,8 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    head_bias: bool = False
+    """Whether the output head has a bias of each token; a tied head has none."""
     embedding_multiplier: float = 1.0
     """Factor of the token embeddings (Gemma, Granite)."""
     rounds_embedding_multiplier: bool = False

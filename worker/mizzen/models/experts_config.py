@@ -20,6 +20,9 @@ class Scoring(enum.StrEnum):
     """Softmax over all experts. Softmax over the chosen experts alone is the same as this, renormalised."""
     SIGMOID = "sigmoid"
     """Sigmoid of each logit by itself."""
+    SPARSEMIXER = "sparsemixer"
+    """SparseMixer at inference (arXiv 2409.12136): experts are chosen by their logits, in turn. The
+    weight of each is its share in the softmax over those remaining experts whose logits are similar."""
 
 
 class ExpertLayout(enum.StrEnum):
@@ -97,6 +100,8 @@ class ExpertsConfig:
     """Lower bound of that sum."""
     scale: float = 1.0
     """Factor of the weights."""
+    jitter: float = 0.01
+    """Half the largest relative difference of logits that are similar, in `SPARSEMIXER`."""
     float32_router: bool = False
     """Whether the router's weights are kept in float32 instead of the model's data type."""
     router_bias: bool = False

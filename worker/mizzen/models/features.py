@@ -6,6 +6,7 @@ from __future__ import annotations
 from mizzen.models.block import Activation, NormKind, NormPlacement, QKNorm
 from mizzen.models.config import ModelConfig
 from mizzen.models.encoders.description import EncoderConfig
+from mizzen.models.experts_config import Scoring
 
 NORMS = {
     NormKind.RMS_PLUS_ONE: "RMSNorm with 1 + weight",
@@ -70,6 +71,8 @@ def list_encoder_features(config: ModelConfig, encoder: EncoderConfig) -> tuple[
 def _describe_experts(config: ModelConfig) -> str:
     if config.experts is None:
         return ""
+    if config.experts.scoring is Scoring.SPARSEMIXER:
+        return "experts weighted by SparseMixer"
     return "experts, and one that all tokens share" if config.experts.shared_width else "experts"
 
 

@@ -54,6 +54,7 @@ CLASSIFIERS: Mapping[str, str] = {
         "Olmo2",
         "Olmo3",
         "Phi3",
+        "Phimoe",
         "Qwen2",
         "Qwen2Moe",
         "Qwen3",
@@ -156,7 +157,11 @@ FAMILIES: tuple[Family, ...] = (
         "OLMo 2; OLMo 3; OLMoE",
         {olmo.OLMO2: olmo.parse_olmo2, olmo.OLMO3: olmo.parse_olmo3, olmo.OLMOE: olmo.parse_olmoe},
     ),
-    Family("Phi", "Phi-3, Phi-3.5, Phi-4 and Phi-4-mini", {phi3.ARCHITECTURE: phi3.parse_config}),
+    Family(
+        "Phi",
+        "Phi-3, Phi-3.5, Phi-4 and Phi-4-mini; Phi-3.5-MoE",
+        {phi3.ARCHITECTURE: phi3.parse_config, phi3.MOE: phi3.parse_moe, phi3.OLD_MOE: phi3.parse_moe},
+    ),
     Family(
         "Qwen2",
         "Qwen2, Qwen2.5, QwQ, and their distillations; Qwen1.5-MoE, Qwen2-57B-A14B; Qwen2-VL and Qwen2.5-VL",

@@ -37,10 +37,10 @@ def count_parameters(config: ModelConfig, ranks: int = 1, *, active: bool = Fals
     layer = attention + norm * NORMS_PER_LAYER[block.placement]
     layer += count_qk_norm(block, config.head_dim, query + key_value)
     rows, _ = Axis(0, ranks).vocabulary_shard(config.vocab_size)
-    tables = 1 if config.tie_embeddings else 2
+    tables = rows * (hidden if config.tie_embeddings else 2 * hidden + config.head_bias)
     blocks = count_feed_forward(config, ranks, active=active)
     vision = count_vision_parameters(config.vision) if config.vision is not None and not active else 0
-    return config.layers * layer + blocks + norm + tables * hidden * rows + vision
+    return config.layers * layer + blocks + norm + tables + vision
 
 
 def count_feed_forward(config: ModelConfig, ranks: int, *, active: bool) -> int:

@@ -42,6 +42,8 @@ class RopeConfig:
     """Whether yarn rounds the dimensions that belong to `beta_fast` and `beta_slow` to whole numbers."""
     attention_factor: float = 1.0
     """Factor by which yarn and longrope multiply cosines and sines."""
+    long_attention_factor: float | None = None
+    """Longrope's factor for contexts beyond the original one (Phi-3.5-MoE); None if it does not differ."""
     rotary_dim: int = 0
     """Number of elements of a head that are rotated, which come first; 0 for all."""
     interleaved: bool = False
@@ -69,6 +71,13 @@ class RopeConfig:
         They are the same for requests of all lengths, because requests share cached keys.
         """
         return self.long_divisors if self.served_context > self.original_context else self.short_divisors
+
+    @property
+    def served_attention_factor(self) -> float:
+        """Factor of cosines and sines for the served context; see `divisors`."""
+        if self.long_attention_factor is None or self.served_context <= self.original_context:
+            return self.attention_factor
+        return self.long_attention_factor
 
 
 def rope_fields(fields: Fields) -> Fields:

@@ -151,6 +151,7 @@ class KernelRouter:
     def __init__(self, router: ExpertRouter, first: int = 0, held: int | None = None) -> None:
         """Take weights and rules of `router`; the rank holds `held` experts from `first` on, or all."""
         self.router, self.first, self.held = router, first, held
+        self.config = router.config
         self.rules = make_rules(router)
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,8 +177,14 @@ class KernelRouter:
 
 
 def make_rules(router: ExpertRouter) -> RoutingRules:
-    """Return the rules by which a router chooses experts."""
+    """Return the rules by which a router chooses experts.
+
+    Raises:
+        ValueError: The kernel that chooses experts lacks the router's scoring.
+    """
     config = router.config
+    if config.scoring is Scoring.SPARSEMIXER:
+        raise ValueError(f"{config.scoring} has no kernel: call the router itself")
     return RoutingRules(
         count=config.count,
         per_token=config.per_token,
@@ -191,9 +198,9 @@ def make_rules(router: ExpertRouter) -> RoutingRules:
 
 
 class ExpertKernels:
-    """The kernels of a mixture: those of its router, and those of its product."""
+    """The kernels of a mixture: those of its product, and those of its router unless PyTorch computes it."""
 
-    def __init__(self, router: KernelRouter, product: KernelProduct) -> None:
+    def __init__(self, router: KernelRouter | ExpertRouter, product: KernelProduct) -> None:
         self.router, self.product = router, product
 
     def __call__(self, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
@@ -202,5 +209,6 @@ class ExpertKernels:
 
     def compile(self, *, adds: bool) -> None:
         """Compile all kernels; `adds` says whether calls will get a tensor to add."""
-        self.router.compile(self.product.down.dtype)
-        self.product.compile(self.router.rules.per_token, adds=adds)
+        if isinstance(self.router, KernelRouter):
+            self.router.compile(self.product.down.dtype)
+        self.product.compile(self.router.config.per_token, adds=adds)

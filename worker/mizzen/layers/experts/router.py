@@ -74,6 +74,8 @@ class ExpertRouter:
         """
         logits = self.compute_logits(x)
         config = self.config
+        if config.scoring is Scoring.SPARSEMIXER:
+            return mix_sparsely(logits, config.per_token, config.jitter)
         scores = logits.softmax(-1) if config.scoring is Scoring.SOFTMAX else logits.sigmoid()
         preferences = scores if self.bias is None else scores + self.bias
         if config.groups > 1:
@@ -98,6 +100,29 @@ class ExpertRouter:
         excluded = torch.ones(grouped.shape[:2], dtype=torch.bool, device=grouped.device)
         excluded.scatter_(1, best, False)
         return grouped.masked_fill(excluded[..., None], float("-inf")).flatten(1)
+
+
+def mix_sparsely(logits: torch.Tensor, per_token: int, jitter: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose experts and their weights by SparseMixer; see `Scoring.SPARSEMIXER`.
+
+    Logits are similar to that of a chosen expert if they are lower by at most 2 * jitter times the larger of
+    the chosen one's logit and the absolute value of their own.
+
+    Args:
+        logits: Logits, float32 [tokens, experts].
+        per_token: Number of experts of a token.
+        jitter: See `ExpertsConfig.jitter`.
+
+    Returns:
+        Indices and weights [tokens, per_token], as `ExpertRouter` returns them.
+    """
+    chosen = choose(logits, per_token)
+    best, others = logits.gather(-1, chosen)[:, :, None], logits[:, None]
+    differs = (best - others) / torch.maximum(others.abs(), best) > 2 * jitter
+    similar = others.masked_fill(differs, float("-inf"))
+    for i in range(1, per_token):
+        similar[:, i].scatter_(-1, chosen[:, :i], float("-inf"))
+    return chosen, similar.softmax(-1).gather(-1, chosen[:, :, None])[:, :, 0]
 
 
 def choose(values: torch.Tensor, count: int) -> torch.Tensor:

@@ -22,7 +22,7 @@ from mizzen.layers.linear_methods.base import InputNorm, LinearMethod
 from mizzen.layers.mlp import MLP
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.config import ModelConfig
-from mizzen.models.experts_config import ExpertsConfig
+from mizzen.models.experts_config import ExpertsConfig, Scoring
 from mizzen.quantization.schemes import Mxfp4Weights, Unquantized
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def make_kernels(
     """Return the kernels of a mixture, or None if they do not support its device, type, sizes, activation
     or router.
 
-    `product` runs the batches for which the library that PyTorch calls is faster.
+    `product` runs the batches for which the library that PyTorch calls is faster. SparseMixer, which has no
+    kernel, is computed by PyTorch.
     """
     if not weights.gate_up.is_cuda:
         return None
@@ -98,12 +99,13 @@ def make_kernels(
 
     if not KernelProduct.supports(weights.gate_up, weights.down, activation):
         return None
-    if not make_rules(router).supported:
+    sparsely = router.config.scoring is Scoring.SPARSEMIXER
+    if not sparsely and not make_rules(router).supported:
         return None
     kernels = KernelProduct(
         weights.gate_up, weights.down, activation, weights.biases, product, experts=weights.config.count
     )
-    return ExpertKernels(KernelRouter(router), kernels)
+    return ExpertKernels(router if sparsely else KernelRouter(router), kernels)
 
 
 class Mixture:
