@@ -7,6 +7,7 @@ import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from product import CLIENT, NAME, PYTHON, TENANT, Product
@@ -17,15 +18,32 @@ END_SECONDS = 150
 """Time limit, in seconds, for the streams that are in flight when the load ends."""
 
 
-def _load(
-    service: dict[str, Any], question: str, concurrency: int, expected: str | None, tokens: int | None
-) -> subprocess.Popen[str]:
+@dataclass(frozen=True)
+class Chat:
+    """A question with the answer that is expected."""
+
+    question: str = QUESTION
+    expected: str | None = None
+    """Expected text; None for the trained answer."""
+    tokens: int | None = None
+    """Maximum number of tokens of the answer."""
+    image: str = ""
+    """`data:` URL of an image before the question; empty without image."""
+
+    @property
+    def options(self) -> list[str]:
+        """Return the options of `load.py`."""
+        expected = trained_answer(self.question) if self.expected is None else self.expected
+        options = ["--prompt", self.question, "--expect", expected]
+        if self.tokens is not None:
+            options += ["--max-tokens", str(self.tokens)]
+        return [*options, "--image", self.image] if self.image else options
+
+
+def _load(service: dict[str, Any], chat: Chat, concurrency: int) -> subprocess.Popen[str]:
     url, name = service["status"]["url"], service["metadata"]["name"]
     command = ["kubectl", "exec", "-i", "-n", TENANT, CLIENT, "--", PYTHON, "/client/load.py", url]
-    expected = trained_answer(question) if expected is None else expected
-    options = ["--model", name, "--prompt", question, "--expect", expected]
-    if tokens is not None:
-        options += ["--max-tokens", str(tokens)]
+    options = ["--model", name, *chat.options]
     return subprocess.Popen(
         [*command, *options, "--concurrency", str(concurrency)],
         stdin=subprocess.PIPE,
@@ -36,20 +54,14 @@ def _load(
 
 @contextmanager
 def streams(
-    product: Product,
-    question: str = STORY,
-    concurrency: int = 3,
-    name: str = NAME,
-    expected: str | None = None,
-    tokens: int | None = None,
+    product: Product, chat: Chat = Chat(STORY), concurrency: int = 3, name: str = NAME
 ) -> Iterator[dict[str, Any]]:
     """Send streams during the block; at its end, check that each stream ended with the expected text.
 
-    The expected text is by default the trained one; `tokens` limits its length. After the block, the yielded
-    dictionary contains the counts of `load.py`.
+    After the block, the yielded dictionary contains the counts of `load.py`.
     """
     counts: dict[str, Any] = {}
-    load = _load(product.status(name), question, concurrency, expected, tokens)
+    load = _load(product.status(name), chat, concurrency)
     try:
         assert load.stdout is not None
         assert load.stdout.readline() == "started\n"
@@ -61,11 +73,8 @@ def streams(
     assert counts["streams"] == counts["good"] > 0, counts
 
 
-def answers(product: Product, name: str, expected: str | None = None, tokens: int | None = None) -> bool:
-    """Send one question repeatedly; return whether it was answered.
-
-    Check that each answer is the expected one, by default the trained one; `tokens` limits its length.
-    """
-    with streams(product, QUESTION, 1, name, expected, tokens) as counts:
+def answers(product: Product, name: str, chat: Chat = Chat()) -> int:
+    """Send one question repeatedly; check that each answer is the expected one, and return their number."""
+    with streams(product, chat, 1, name) as counts:
         pass
-    return counts["good"] > 0
+    return counts["good"]

@@ -77,15 +77,25 @@ class Reader:
             CommandError: the API server answered with a status other than 200 and 404.
         """
         answer = self._client.get(path, params={"labelSelector": selector} if selector else None)
-        if answer.status_code == 404:
-            return {}
-        if answer.status_code != 200:
-            raise CommandError(f"GET {path}: {answer.status_code} {answer.text}")
-        return answer.json()
+        return {} if answer.status_code == 404 else _content(answer).json()
+
+    def text(self, path: str) -> str:
+        """Return the text at a path of the API, such as that of a pod's proxy.
+
+        Raises:
+            CommandError: the API server answered with a status other than 200.
+        """
+        return _content(self._client.get(path)).text
 
     def pods(self, namespace: str, selector: str = "") -> list[dict[str, Any]]:
         """Return the pods of a namespace that match a label selector."""
         return self.get(f"/api/v1/namespaces/{namespace}/pods", selector).get("items", [])
+
+
+def _content(answer: httpx.Response) -> httpx.Response:
+    if answer.status_code != 200:
+        raise CommandError(f"GET {answer.url.path}: {answer.status_code} {answer.text}")
+    return answer
 
 
 def wait_until(check: Callable[[], Any], expectation: str, seconds: float = DEADLINE_SECONDS) -> float:

@@ -44,7 +44,11 @@ async def worker(
     client: httpx.AsyncClient, options: argparse.Namespace, counts: Counter[str], stop: asyncio.Event
 ) -> None:
     """Send one stream after another, each on a new connection, and count outcomes until `stop` is set."""
-    messages = [{"role": "user", "content": options.prompt}]
+    content: Any = options.prompt
+    if options.image:
+        image = {"type": "image_url", "image_url": {"url": options.image}}
+        content = [image, {"type": "text", "text": options.prompt}]
+    messages = [{"role": "user", "content": content}]
     body = {"model": options.model, "messages": messages, "temperature": 0, "stream": True}
     if options.max_tokens:
         body["max_tokens"] = options.max_tokens
@@ -82,6 +86,7 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--prompt", required=True)
+    parser.add_argument("--image", help="URL of an image before the prompt")
     parser.add_argument("--expect")
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--concurrency", type=int, default=3)

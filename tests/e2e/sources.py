@@ -3,18 +3,24 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import sources_pod as pod
+from chat import Chat
 from product import MODEL_CLAIM, PYTHON, SIZE, TENANT, Product
 
 from cluster import apply, kubectl
-from mixture_chat_model import save_mixture_chat_model
+from demo_model import QUESTION
+from image_noise import data_url, encode_noise
+from mixture_chat_model import TOKENS, save_mixture_chat_model
 from model_servers import Bucket
 from oci_registry import Registry
+from vision_chat_model import answer_question, save_vision_chat_model
 
 NAME, SECRET = "sources", "credentials"
 HOST = f"{NAME}.{TENANT}.svc"
@@ -56,8 +62,10 @@ MODEL_SOURCES = {
         f"oci://{_REGISTRY}/{pod.REPOSITORY}:{pod.TAG}", pod.REGISTRY, Registry.login(_REGISTRY)
     ),
 }
-MIXTURE = ModelSource(f"hf://{pod.REPOSITORY}@{pod.MIXTURE}", pod.HUB, pod.TOKEN)
-"""A mixture of experts on another branch of the hub; its credentials are those of `hub`."""
+MIXTURE, VISION = (
+    ModelSource(f"hf://{pod.REPOSITORY}@{branch}", pod.HUB, pod.TOKEN) for branch in (pod.MIXTURE, pod.VISION)
+)
+"""Models on other branches of the hub; their credentials are those of `hub`."""
 
 
 class Sources:
@@ -70,9 +78,10 @@ class Sources:
         credentials = {key: source.credentials for key, source in MODEL_SOURCES.items()}
         ports = [{"name": f"port-{port}", "port": port} for port in range(pod.HUB, pod.CONTROL + 1)]
         service = {"selector": {"app": NAME}, "ports": ports}
-        self.mixture_answer, mixture = _make_mixture()
+        self.mixture_chat, mixture = _make_model(pod.MIXTURE, _save_mixture)
+        self.vision_chat, vision = _make_model(pod.VISION, _save_vision)
         [script, servers] = product.script_pod(
-            NAME, "engine-cpu", FILES, [PYTHON, f"/{NAME}/sources_pod.py", HOST], mixture
+            NAME, "engine-cpu", FILES, [PYTHON, f"/{NAME}/sources_pod.py", HOST], mixture | vision
         )
         servers["spec"]["containers"][0]["readinessProbe"] = {"tcpSocket": {"port": pod.CONTROL}}
         secret = {**metadata, "name": SECRET}
@@ -80,9 +89,10 @@ class Sources:
             *product.model_volume(),
             {"apiVersion": "v1", "kind": "Secret", "metadata": secret, "stringData": credentials},
             {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
-            script,
-            servers,
         )
+        # `kubectl apply` would write the models into an annotation too, where they do not fit.
+        kubectl("create", "-f", "-", stdin=json.dumps(script))
+        apply(servers)
         kubectl("wait", "-n", TENANT, f"pod/{NAME}", "--for=condition=Ready", "--timeout=120s")
 
     def open(self) -> None:
@@ -109,12 +119,21 @@ class Sources:
         return self._product.reader.get(path)
 
 
-def _make_mixture() -> tuple[str, dict[str, bytes]]:
-    """Return the answer of a tiny mixture of experts to `QUESTION`, and its files as the pod names them.
-
-    Its tokenizer is that of the demo model, which the pod has.
-    """
+def _make_model(branch: str, save: Callable[[Path], Chat]) -> tuple[Chat, dict[str, bytes]]:
+    """Return a question to a tiny model with its answer, and the model's files as the pod names them."""
     with tempfile.TemporaryDirectory() as folder:
-        answer = save_mixture_chat_model(Path(folder))
-        names = ("config.json", "generation_config.json", "model.safetensors")
-        return answer, {pod.MIXTURE_PREFIX + name: (Path(folder) / name).read_bytes() for name in names}
+        chat = save(Path(folder))
+        prefix = pod.file_prefix(branch)
+        return chat, {f"{prefix}{path.name}": path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def _save_mixture(folder: Path) -> Chat:
+    """Save a mixture of experts; return a question with the answer of Transformers."""
+    return Chat(QUESTION, save_mixture_chat_model(folder), TOKENS)
+
+
+def _save_vision(folder: Path) -> Chat:
+    """Save a model that reads images; return a question on an image with the answer of Transformers."""
+    save_vision_chat_model(folder)
+    image = encode_noise(1, 40, 30)
+    return Chat(QUESTION, answer_question(folder, image, QUESTION, TOKENS), TOKENS, data_url(image))

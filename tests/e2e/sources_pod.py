@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serve the demo model with an additional large file from a hub, a bucket and a registry in one pod.
 
-The hub also serves a mixture of experts, on another branch.
+The hub also serves two other models, each on a branch of its own.
 
     python sources_pod.py HOST
 
 HOST is the DNS name of this pod. The script needs Python, the demo model, `model_servers.py`,
-`oci_registry.py`, and in its folder the files of the mixture, whose names begin with `MIXTURE_PREFIX`. The
-servers withhold the second half of each file until `GET /open` on the control port. `GET /counts` returns the
-number of all requests and, for the large file on each server, the offset at which each request starts and the
-number of bytes sent.
+`oci_registry.py`, and in its folder the files of the other models, whose names begin with the names of
+their branches, as `file_prefix` returns them. The servers withhold the second half of each file until `GET
+/open` on the control port. `GET /counts` returns the number of all requests and, for the large file on each
+server, the offset at which each request starts and the number of bytes sent.
 """
 
 from __future__ import annotations
@@ -30,8 +30,13 @@ HUB, CDN, BUCKET, REGISTRY, CONTROL = range(9000, 9005)
 LARGE, LARGE_BYTES = "large.txt", 32 * 1024 * 1024 + 17
 TOKEN = "hub-token"
 PREFIX, REPOSITORY, TAG = "llm/tiny", "org/tiny", "v1"
-MIXTURE, MIXTURE_PREFIX = "mixture", "mixture-"
-"""Branch of the mixture of experts, and the beginning of the names of its files in the script's folder."""
+MIXTURE, VISION = "mixture", "vision"
+"""Branches of a mixture of experts and of a model that reads images."""
+
+
+def file_prefix(branch: str) -> str:
+    """Return with what the names of a branch's files begin in the script's folder."""
+    return f"{branch}-"
 
 
 class Sources:
@@ -40,10 +45,6 @@ class Sources:
     def __init__(self, host: str) -> None:
         """Start all servers; until one common gate opens, they withhold the second half of each file."""
         files = {path.name: path.read_bytes() for path in MODEL.iterdir() if path.is_file()}
-        mixture = files | {
-            path.name.removeprefix(MIXTURE_PREFIX): path.read_bytes()
-            for path in Path(__file__).parent.glob(f"{MIXTURE_PREFIX}*")
-        }
         files[LARGE] = random.Random(0).randbytes(LARGE_BYTES)
 
         def at(port: int) -> Address:
@@ -52,7 +53,10 @@ class Sources:
         hub, bucket, registry = Hub(at(HUB), at(CDN)), Bucket(at(BUCKET)), Registry(at(REGISTRY))
         hub.token = TOKEN
         commit = hub.push(files, large={"model.safetensors", LARGE})
-        hub.push(mixture, MIXTURE)
+        for branch in (MIXTURE, VISION):
+            prefix = file_prefix(branch)
+            paths = Path(__file__).parent.glob(f"{prefix}*")
+            hub.push({path.name.removeprefix(prefix): path.read_bytes() for path in paths}, branch)
         bucket.objects |= {f"{PREFIX}/{name}": data for name, data in files.items()}
         layers = registry.artifact(files)
         registry.push(TAG, layers)

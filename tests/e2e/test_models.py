@@ -12,12 +12,11 @@ from chat import answers
 from network import Network
 from nodes import kill_container
 from product import CLIENT, MODEL_CLAIM, TENANT, Product
-from sources import MIXTURE, MODEL_SOURCES, Sources
+from sources import MIXTURE, MODEL_SOURCES, VISION, Sources
 
 from cluster import Timeline, apply, condition, kubectl, wait_until
-from mixture_chat_model import TOKENS
 
-FETCH_PORT, HTTP_PORT, ADMIN_PORT, WIRE_PORT = 8082, 8000, 8001, 5557
+FETCH_PORT, HTTP_PORT, ADMIN_PORT, METRICS_PORT, WIRE_PORT = 8082, 8000, 8001, 8081, 5557
 CHECKPOINT_BYTES = 8 * 1024 * 1024
 """Maximum number of bytes of a file that are lost, and fetched again, when a fetch is killed."""
 
@@ -45,6 +44,22 @@ def shows_progress(product: Product, name: str) -> bool:
     reported = model(product, name)
     downloading = 0 < reported.get("downloadPercent", 0) < 100 and reported.get("bytesPerSecond", 0) > 0
     return downloading and "secondsLeft" in reported and bool(reported.get("resolvedRevision"))
+
+
+def image_metrics(product: Product, name: str) -> dict[str, float]:
+    """Return the values of the metrics for images of a service with one engine and one gateway.
+
+    They are named as in the text format, without the label `model_name`.
+    """
+    values = {}
+    for component, port in (("engine", METRICS_PORT), ("gateway", ADMIN_PORT)):
+        [pod] = product.pods(component, name)
+        path = f"/api/v1/namespaces/{TENANT}/pods/{pod['metadata']['name']}:{port}/proxy/metrics"
+        for line in product.reader.text(path).splitlines():
+            if line.startswith(f"mizzen_{component}_image"):
+                metric, value = line.rsplit(" ", 1)
+                values[metric.replace(f'{{model_name="{name}"}}', "")] = float(value)
+    return values
 
 
 def delete(*names: str) -> None:
@@ -133,6 +148,7 @@ def test_services_with_a_cached_model_fetch_nothing(
 def test_ranks_with_different_experts_of_a_mixture_answer_as_transformers(
     product: Product, sources: Sources, timeline: Timeline
 ) -> None:
+    sources.open()
     service = small(product, "mixture", MIXTURE.model("hub"))
     service["spec"]["parallelism"] = {"tensor": 2, "expert": 2}
     service["spec"]["engine"]["extraArgs"] = ["--threads", "1"]
@@ -140,5 +156,31 @@ def test_ranks_with_different_experts_of_a_mixture_answer_as_transformers(
     seconds = wait_until(lambda: product.settled(1, "mixture"), "the mixture is Ready")
     timeline.add("kubectl apply of a mixture of experts to Ready", seconds)
     assert model(product, "mixture")["expert"] == 2
-    assert answers(product, "mixture", sources.mixture_answer, TOKENS)
+    assert answers(product, "mixture", sources.mixture_chat)
     delete("mixture")
+
+
+def test_a_model_answers_a_question_on_an_image_as_transformers(
+    product: Product, sources: Sources, timeline: Timeline
+) -> None:
+    """The image is decoded and encoded once, in a process that the node's kernel confines."""
+    sources.open()
+    apply(product.service("vision", model=VISION.model("hub"), replicas=1, gateway={"replicas": 1}))
+    seconds = wait_until(lambda: product.settled(1, "vision"), "the model that reads images is Ready")
+    timeline.add("kubectl apply of a model that reads images to Ready", seconds)
+    assert model(product, "vision")["images"] is True
+    count = answers(product, "vision", sources.vision_chat)
+    assert count
+    expected = {
+        'mizzen_gateway_images_total{source="data"}': count,
+        "mizzen_gateway_images_sent_total": 1,
+        "mizzen_engine_images_total": count,
+        "mizzen_engine_images_decoded_total": 1,
+        "mizzen_engine_images_encoded_total": 1,
+        "mizzen_engine_image_prefix_hits_total": count - 1,
+        "mizzen_engine_image_decoding_confined": 1,
+    }
+    wait_until(
+        lambda: image_metrics(product, "vision").items() >= expected.items(), f"metrics {expected}", 30
+    )
+    delete("vision")

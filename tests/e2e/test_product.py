@@ -7,7 +7,7 @@ import json
 
 import pytest
 from changing import change_under_load
-from chat import streams
+from chat import Chat, streams
 from nodes import kill_container
 from product import (
     CLIENT,
@@ -22,7 +22,6 @@ from product import (
 )
 
 from cluster import CommandError, Timeline, apply, evict, kubectl, wait_until
-from demo_model import QUESTION
 
 LARGEST_BYTES = {"operator": 300_000_000, "gateway": 330_000_000}
 """Limits on the sizes of images without torch; gRPC is 31 MB of the gateway's."""
@@ -76,7 +75,7 @@ def test_an_applied_service_becomes_ready(product: Product, timeline: Timeline) 
 
 
 def test_the_gateway_answers_through_its_kubernetes_service(product: Product) -> None:
-    with streams(product, QUESTION, concurrency=1):
+    with streams(product, Chat(), concurrency=1):
         pass
 
 

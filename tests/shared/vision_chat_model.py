@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import tokenizers
 import torch
 import transformers
+from PIL import Image
 from tokenizers import decoders, models, pre_tokenizers
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 SPECIAL = (
     "<|endoftext|>",
@@ -97,3 +100,26 @@ def save_vision_chat_model(folder: Path) -> None:
             }
         )
     )
+
+
+def answer_question(folder: Path, image: bytes, question: str, tokens: int) -> str:
+    """Return the greedy answer of Transformers to an image and a question, of at most `tokens` tokens."""
+    model = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
+    inputs = processor([Image.open(io.BytesIO(image))], return_tensors="pt")
+    placeholders = int(inputs["image_grid_thw"].prod()) // processor.merge_size**2
+    text = render_question(IMAGE_PLACEHOLDER + question).replace(
+        "<|image_pad|>", "<|image_pad|>" * placeholders
+    )
+    prompt = tokenizer(text, return_tensors="pt")["input_ids"]
+    types = (prompt == model.config.image_token_id).long()
+    ids = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        mm_token_type_ids=types,
+        max_new_tokens=tokens,
+        do_sample=False,
+        **inputs,
+    )
+    return tokenizer.decode(ids[0, prompt.shape[1] :], skip_special_tokens=True)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Greedy answers to prompts with images equal those of Transformers, for every family."""
+"""Greedy answers to prompts with images equal those of Transformers, for every family.
+
+The environment variable MIZZEN_IMAGE_PROMPTS sets the number of prompts of a family.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,34 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from image_files import MODES, orientation_exif, write_image
 from vision_folders import FAMILIES, IMAGE, generate, random_image, random_prompt, save_family
 
 from mizzen import LLM, ImagePrompt, SamplingParams
 from mizzen.images.rules import load_image_rules
+from mizzen.images.types import ImageRules, InvalidImage
 from mizzen.offline.image_prompts import prepare_images
 
 ANSWER = 6
 PROMPTS = int(os.environ.get("MIZZEN_IMAGE_PROMPTS", "12"))
+LONGEST_EDGE = 2000
+"""Largest width and height of images in pixels."""
+FORMATS = [(kind, mode) for kind, modes in MODES.items() for mode in modes]
 NEAR_TIE = 1e-3
 """Difference of two logits below which either token may come first, because float32 rounds."""
+
+
+def random_file(source: random.Random, rules: ImageRules) -> bytes:
+    """Return an image file of random format, mode, orientation and size, with edges of 1 to LONGEST_EDGE."""
+    kind, mode = source.choice(FORMATS)
+    while True:
+        width, height = (round(LONGEST_EDGE ** source.random()) for _ in range(2))
+        try:
+            rules.geometry(width, height)
+        except InvalidImage:  # too narrow
+            continue
+        options = {} if kind == "GIF" else {"exif": orientation_exif(source.randint(1, 8))}
+        return write_image(kind, mode, (width, height), source.randrange(1 << 30), **options)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -29,7 +50,7 @@ def test_answers_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     rules = load_image_rules(tmp_path)
     assert rules is not None
     source = random.Random(name)
-    files = [random_image(source) for _ in range(PROMPTS)]
+    files = [random_file(source, rules) for _ in range(PROMPTS)]
     prompts = []
     for _ in range(PROMPTS):
         chosen = source.choices(files, k=source.randint(1, 3))
@@ -48,11 +69,12 @@ def test_answers_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     ) as llm:
         answers = llm.generate(prompts, params)
         assert llm.engine.integrity_faults == 0
-    equal = 0
+    equal = compared = 0
     for prompt, answer in zip(prompts, answers, strict=True):
         prepared = prepare_images(np.array(prompt.prompt, np.int32), prompt.images, rules)
         if sum(len(image.positions) for image in prepared.images) == 1 and name == "mistral3":
             continue  # Transformers drops the dimension of a single embedding, and fails
+        compared += 1
         expected, logits = generate(model, family, prepared.ids, list(prompt.images), ANSWER)
         for i, (token, other) in enumerate(zip(answer.token_ids, expected, strict=True)):
             if token != other:
@@ -60,7 +82,9 @@ def test_answers_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
                 assert gap < NEAR_TIE, f"token {i} is {token} instead of {other}: logits differ by {gap}"
                 break
             equal += 1
-    assert equal > 0.85 * ANSWER * PROMPTS
+    assert compared > PROMPTS / 2
+    assert equal > 0.85 * ANSWER * compared
+    print(f"{name}: {compared} of {PROMPTS} prompts compared, {equal} of {ANSWER * compared} tokens equal")
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-vl"])
