@@ -28,7 +28,7 @@ class Chat:
     tokens: int | None = None
     """Maximum number of tokens of the answer."""
     image: str = ""
-    """`data:` URL of an image before the question; empty without image."""
+    """`data:` URL of an image before the question; if empty, the question has none."""
 
     @property
     def options(self) -> list[str]:
