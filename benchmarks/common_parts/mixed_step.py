@@ -167,7 +167,7 @@ class Rig:
         table = step.state.page_table.device
 
         def enqueue() -> None:
-            batch = gather_inputs(slots, positions, step.state.last_tokens, table, self.page_size)
+            batch = gather_inputs(slots, positions, step.state.last_tokens, table, self.page_size, -1)
             decode = backend.plan_decode_on_device(slots, batch.lengths, table)
             attend = StepAttention(self.attention.kv, batch.slot_mapping, self.rows, decode, None)
             step.model.logits(step.model.hidden(batch.tokens, batch.positions, attend))

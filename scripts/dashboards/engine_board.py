@@ -113,10 +113,13 @@ SPEED = Row(
             "s", quantiles("mizzen_engine_inter_token_seconds", OF), yellow=0.1, red=0.2,
         ),
         Panel(
-            "Load of the busiest expert",
-            "Tokens of the busiest expert over the mean, in the most unequal layer of a mixture. Empty unless "
-            "the engine counts them (`--expert-load on`). No token is dropped.",
-            "short", (Query(f"max by (pod) (mizzen_engine_expert_load_ratio{{{OF}}})", "{{pod}}"),),
+            "Load of experts",
+            "Tokens of the busiest expert over the mean, in the most unequal layer of a mixture, and tokens "
+            "without an expert (always 0). Empty unless the engine counts them (`--expert-load on`).",
+            "short", (
+                Query(f"max by (pod) (mizzen_engine_expert_load_ratio{{{OF}}})", "{{pod}}"),
+                Query(f"mizzen_engine_expert_dropped_tokens_total{{{OF}}}", "{{pod}} dropped"),
+            ),
         ),
     ),
 )  # fmt: skip

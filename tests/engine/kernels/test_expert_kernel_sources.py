@@ -143,7 +143,7 @@ def test_the_choice_of_experts_compiles_without_spills(tmp_path: Path) -> None:
         **dict.fromkeys(flags, True),
     }
     floats = dict.fromkeys(("logits", "logit_bias", "correction"), "*fp32")
-    types = {**floats, "live_rows": "*i32", "first": "i32"}
+    types = {**floats, "live": "*i1", "first": "i32"}
     assert not Compiled(router._choose_kernel, constants, types, tmp_path, num_warps=1).spilled
 
 

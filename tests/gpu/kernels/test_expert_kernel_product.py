@@ -104,3 +104,37 @@ def test_router_and_product_run_in_a_graph(tokens: int, weights: Weights, router
         graph.replay()
         live = tokens - tokens // 4
         assert torch.equal(found[:live], expected[:live])
+
+
+@pytest.mark.parametrize("index", VARIANTS)
+def test_padding_of_a_graph_goes_to_no_expert(index: int, weights: Weights, router: ExpertRouter) -> None:
+    """Experts that no live row has chosen hold NaN while the graph runs."""
+    from mizzen.layers.experts.kernel_plans import Library
+    from mizzen.layers.experts.kernel_product import KernelRouter
+
+    gate_up, down, activation = weights
+    copies = gate_up.clone(), down.clone(), activation
+    kernel_router, product = KernelRouter(router), make_kernels(copies)
+    variant = (*product.plan.variants, Library())[index]
+    x, live = make_inputs(8), torch.ones(8, dtype=torch.bool, device="cuda")
+
+    def run() -> torch.Tensor:
+        return product.run(x, *kernel_router(x, live), variant=variant, added=x)
+
+    whole = run().clone()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run()
+    for count in (5, 1, 0):
+        live.copy_(torch.arange(8, device="cuda") < count)
+        chosen, factors = kernel_router(x, live)
+        assert (chosen[count:] == COUNT).all() and not factors[count:].any()
+        unused = [expert for expert in range(COUNT) if not (chosen == expert).any()]
+        assert unused
+        copies[0].copy_(gate_up)
+        copies[1].copy_(down)
+        copies[0][unused], copies[1][unused] = NAN, NAN
+        graph.replay()
+        torch.testing.assert_close(found[:count], whole[:count], rtol=0.02, atol=0.02)
+        assert torch.equal(found[count:], x[count:])

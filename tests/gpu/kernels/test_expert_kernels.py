@@ -225,15 +225,19 @@ def test_experts_of_other_ranks_and_padding_rows_are_not_held() -> None:
     plain, x = make_router("sigmoid"), normal(9, HIDDEN, seed=11)
     logits, rules = plain.compute_logits(x), make_rules(plain)
     everywhere, weights = router.choose_experts(logits, rules, correction=plain.bias)
-    live = torch.tensor([6], dtype=torch.int32, device=DEVICE)
+    live = torch.tensor([True, False, True, True, True, True, False, False, False], device=DEVICE)
     chosen, own_weights = router.choose_experts(
-        logits, rules, correction=plain.bias, first=2, held=4, live_rows=live
+        logits, rules, correction=plain.bias, first=2, held=4, live=live
     )
     held = (everywhere >= 2) & (everywhere < 6)
-    held[6:] = False
+    held &= live[:, None]
     assert held.any() and not held.all()
     assert torch.equal(chosen, torch.where(held, everywhere - 2, 4))
     assert torch.equal(own_weights, torch.where(held, weights, 0.0))
+    for rows in (slice(0, 3), slice(0, 9)):
+        found, expected = KernelRouter(plain)(x[rows], live[rows]), plain(x[rows], live[rows])
+        assert torch.equal(found[0], expected[0])
+        torch.testing.assert_close(found[1], expected[1], rtol=1e-4, atol=1e-5)
 
 
 def test_every_variant_of_the_plan_equals_the_product_without_kernels() -> None:

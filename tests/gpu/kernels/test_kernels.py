@@ -104,7 +104,7 @@ def test_decode_inputs_and_page_writes_equal_the_host_computation() -> None:
     decode_inputs.write_pages(uploaded, layout, table)
     assert np.array_equal(table.cpu().numpy(), expected)
     batch = decode_inputs.gather_inputs(
-        uploaded[layout.slots][:33], uploaded[layout.positions][:33], last, table, page
+        uploaded[layout.slots][:33], uploaded[layout.positions][:33], last, table, page, scratch_slot=3
     )
     rows, positions = rows[:33], positions[:33]
     assert batch.tokens.tolist() == last.cpu()[rows].tolist()
@@ -113,6 +113,7 @@ def test_decode_inputs_and_page_writes_equal_the_host_computation() -> None:
         batch.slot_mapping.tolist() == (expected[rows, positions // page] * page + positions % page).tolist()
     )
     assert batch.lengths.tolist() == (positions + 1).tolist()
+    assert batch.live.tolist() == (rows != 3).tolist()
 
 
 def slots_state(params: list[SamplingParams]) -> SimpleNamespace:

@@ -325,6 +325,7 @@ class StepAttention:
         decode_count: int,
         decode: PlannedAttention | None,
         prefill: PlannedAttention | None,
+        live: torch.Tensor | None = None,
     ) -> None:
         self.kv = kv
         self.slot_mapping = slot_mapping
@@ -333,6 +334,8 @@ class StepAttention:
         """Number of decode tokens, which come first."""
         self.decode = decode
         self.prefill = prefill
+        self.live = live
+        """Tokens that are not padding, bool [tokens]; None if all are. Only captured graphs have padding."""
         self.fused_decode: FusedDecode | None = None
         """Decode attention from the raw QKV projection; None if the batch has prefill chunks, or if the
         decode backend does not support it."""

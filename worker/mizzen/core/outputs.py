@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
 from mizzen.core.request import Finished, Int32, Int64
@@ -83,6 +85,15 @@ class Load(Struct, frozen=True, kw_only=True):
     """Number of pages that cannot be allocated now, because running requests or steps in flight use them."""
     pages_cached: int
     """Number of pages that only the prefix cache holds; they are evicted on demand."""
+
+
+class ExpertUse(Struct, kw_only=True):
+    """Use of the experts of a mixture by its tokens."""
+
+    ratios: Mapping[int, float]
+    """Tokens of each layer's busiest expert over the mean of its experts, by layer."""
+    dropped: int = 0
+    """Choices for which a token, other than padding, got no expert, since the engine started."""
 
 
 class GrammarCounts(Struct, kw_only=True):

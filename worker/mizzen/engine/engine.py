@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
 from typing import Protocol
 
 from msgspec.structs import replace
 
 from mizzen.core.events import AbortRequest, AddRequest, Event, ProvideImage
 from mizzen.core.images.types import MissingImages
-from mizzen.core.outputs import CacheEvents, GrammarCounts, Load, StepOutput
+from mizzen.core.outputs import CacheEvents, ExpertUse, GrammarCounts, Load, StepOutput
 from mizzen.core.request import Finished, Request
 from mizzen.core.scheduler import Scheduler
 from mizzen.core.step_plan import Runner
@@ -31,8 +30,8 @@ from mizzen.images.types import ImageRules
 class LoadReader(Protocol):
     """Reads the load of experts from the device; see `mizzen.engine.expert_load`."""
 
-    def read(self, now: float) -> Mapping[int, float]:
-        """Return the tokens of each layer's busiest expert over the mean, by layer."""
+    def read(self, now: float) -> ExpertUse:
+        """Return how tokens use the experts, as far as it is known."""
         ...
 
 
@@ -184,9 +183,9 @@ class Engine:
         count, tokens = grammars.load()
         return replace(load, waiting=load.waiting + count, waiting_tokens=load.waiting_tokens + tokens)
 
-    def expert_load(self, now: float) -> Mapping[int, float]:
-        """Return the tokens of each layer's busiest expert over the mean; see `LoadReader`."""
-        return self._expert_load.read(now) if self._expert_load is not None else {}
+    def expert_use(self, now: float) -> ExpertUse | None:
+        """Return how tokens use the experts; None if they are not counted. See `LoadReader`."""
+        return self._expert_load.read(now) if self._expert_load is not None else None
 
     @property
     def integrity_faults(self) -> int:

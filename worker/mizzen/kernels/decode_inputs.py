@@ -67,8 +67,8 @@ def _write_pages_kernel(inbox, table, WRITES: tl.constexpr, BLOCK: tl.constexpr)
 
 @triton.jit
 def _decode_inputs_kernel(
-    slots, positions, last_tokens, table, tokens, positions_out, slot_mapping, lengths, columns, rows,
-    PAGE: tl.constexpr, BLOCK: tl.constexpr,
+    slots, positions, last_tokens, table, tokens, positions_out, slot_mapping, lengths, live, columns, rows,
+    scratch, PAGE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < rows
@@ -79,6 +79,7 @@ def _decode_inputs_kernel(
     tl.store(positions_out + row, position.to(tl.int64), inside)
     tl.store(slot_mapping + row, page * PAGE + position % PAGE, inside)
     tl.store(lengths + row, position + 1, inside)
+    tl.store(live + row, slot != scratch, inside)
 
 
 def write_pages(inbox: torch.Tensor, layout: InboxLayout, table: torch.Tensor) -> None:
@@ -99,6 +100,8 @@ class DecodeInputs:
     """KV slots of the input tokens, int64."""
     lengths: torch.Tensor
     """Number of tokens whose KV each row reads, including its own token, int32."""
+    live: torch.Tensor
+    """Rows that are not padding, bool."""
 
 
 def gather_inputs(
@@ -107,6 +110,7 @@ def gather_inputs(
     last_tokens: torch.Tensor,
     table: torch.Tensor,
     page_size: int,
+    scratch_slot: int,
 ) -> DecodeInputs:
     """Gather the decode inputs of a batch.
 
@@ -116,13 +120,17 @@ def gather_inputs(
         last_tokens: Last token of every slot, int64 [slots].
         table: Page table, int32 [slots, columns].
         page_size: Tokens per page.
+        scratch_slot: Slot of padding rows; -1 for none.
     """
     rows = len(slots)
     tokens, positions_out, slot_mapping = torch.empty((3, rows), dtype=torch.int64, device=slots.device)
     lengths = torch.empty(rows, dtype=torch.int32, device=slots.device)
+    live = torch.empty(rows, dtype=torch.bool, device=slots.device)
     _decode_inputs_kernel[(triton.cdiv(rows, BLOCK),)](
-        slots, positions, last_tokens, table, tokens, positions_out, slot_mapping, lengths,
-        table.shape[1], rows,
+        slots, positions, last_tokens, table, tokens, positions_out, slot_mapping, lengths, live,
+        table.shape[1], rows, scratch_slot,
         PAGE=page_size, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
-    return DecodeInputs(tokens=tokens, positions=positions_out, slot_mapping=slot_mapping, lengths=lengths)
+    return DecodeInputs(
+        tokens=tokens, positions=positions_out, slot_mapping=slot_mapping, lengths=lengths, live=live
+    )

@@ -8,7 +8,7 @@ are those of Hugging Face checkpoints.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -19,13 +19,13 @@ from mizzen.layers.attention import ForwardContext
 from mizzen.layers.context import BuildContext
 from mizzen.layers.embedding import Head, TiedHead, TokenEmbedding
 from mizzen.layers.experts.load import ExpertLoad
-from mizzen.layers.experts.sparse_mlp import SparseMLP
+from mizzen.layers.experts.sparse_mlp import Mixture, SparseMLP
 from mizzen.layers.linear_methods.base import without_prefill_fusion
 from mizzen.layers.norm import make_norm
 from mizzen.layers.rope import RotaryEmbedding
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.config import ModelConfig
-from mizzen.models.decoder_layer import DecoderLayer, make_layer
+from mizzen.models.decoder_layer import make_layer
 from mizzen.models.image_rows import ImageRows
 from mizzen.models.pooling.output import PooledOutput
 
@@ -45,7 +45,13 @@ class DecoderModel:
         names = block.names
         self.embedding = TokenEmbedding(build, names.prefix + names.embedding, config.vocab_size, hidden)
         self.layers = [make_layer(build, config, layer) for layer in range(config.layers)]
-        self.expert_load = make_expert_load(build, config, self.layers)
+        self.mixtures = {
+            index: layer.mlp.down
+            for index, layer in enumerate(self.layers)
+            if isinstance(layer.mlp, SparseMLP)
+        }
+        """Layers with experts, by their index."""
+        self.expert_load = make_expert_load(build, config, self.mixtures)
         self.norm = make_norm(
             build,
             names.prefix + names.final_norm,
@@ -101,7 +107,8 @@ class DecoderModel:
             positions: Positions of the tokens in their sequences, int64 [tokens].
             attend: Attention of this batch.
             rows: Indices (int64, at least one) of the tokens whose hidden states are needed; None if all are.
-                Other tokens are dropped as soon as the last layer has stored their keys and values.
+                Other tokens are dropped as soon as the last layer has stored their keys and values. -1 is
+                padding of a graph, whose result may be anything.
             rotary: Rotary positions of the tokens, int64 [tokens], or [3, tokens] for time, height and width;
                 None if they are `positions`.
             images: Embeddings of images, which replace those of tokens after the embedding multiplier; None
@@ -120,14 +127,29 @@ class DecoderModel:
             residual.mul_(self.embedding_multiplier)
         if images is not None:
             residual.index_copy_(0, images.rows, images.split(self.config.hidden_size)[0])
+        self.mark_live(attend.live, rows)
         x, residual = self.run_first_layers(residual, context, images)
         last = self.layers[-1]
         x, residual = last(x, residual, context, rows)
         if self.expert_load is not None:
-            self.expert_load.add_step(attend, rows)
+            self.expert_load.add_step(narrowed=rows is not None)
+        self.mark_live(None, None)  # the memory is needed again
         if x is None:
             return residual
         return residual.add_(self.collectives.all_reduce(x) if last.partial_output else x)
+
+    def mark_live(self, live: torch.Tensor | None, rows: torch.Tensor | None) -> None:
+        """Tell layers with experts which of their inputs are not padding.
+
+        Args:
+            live: Tokens that are not padding, bool [tokens]; None if all are.
+            rows: Indices of the tokens with which the last layer continues; see `hidden`.
+        """
+        for mixture in self.mixtures.values():
+            mixture.live = live
+        last = self.mixtures.get(len(self.layers) - 1)
+        if last is not None and live is not None and rows is not None:
+            last.live = rows >= 0
 
     def run_first_layers(
         self, residual: torch.Tensor, context: ForwardContext, images: ImageRows | None
@@ -198,20 +220,15 @@ class DecoderModel:
 
 
 def make_expert_load(
-    build: BuildContext, config: ModelConfig, layers: Sequence[DecoderLayer]
+    build: BuildContext, config: ModelConfig, mixtures: Mapping[int, Mixture]
 ) -> ExpertLoad | None:
     """Make the counts of the tokens of each expert; None if no layer has experts, or others count them."""
-    if config.experts is None or not build.counts_experts:
-        return None
-    mixtures = {
-        index: layer.mlp.down for index, layer in enumerate(layers) if isinstance(layer.mlp, SparseMLP)
-    }
-    if not mixtures:
+    if config.experts is None or not build.counts_experts or not mixtures:
         return None
     return ExpertLoad(
         [*mixtures.values()],
         (*mixtures,),
         config.experts.count,
         build.device,
-        last_layer_narrows=len(layers) - 1 in mixtures,
+        last_layer_narrows=config.layers - 1 in mixtures,
     )

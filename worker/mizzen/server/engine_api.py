@@ -11,7 +11,7 @@ from typing import Protocol
 
 from mizzen.common.model_task import ScoreActivation, Task
 from mizzen.core.images.types import MissingImages
-from mizzen.core.outputs import CacheEvents, GrammarCounts, Load, StepOutput
+from mizzen.core.outputs import CacheEvents, ExpertUse, GrammarCounts, Load, StepOutput
 from mizzen.core.request import Finished, Request
 from mizzen.engine.images.pending import ImageFile
 from mizzen.engine.images.statistics import ImageStatistics
@@ -180,11 +180,10 @@ class EngineProtocol(Protocol):
         """Return the numbers of running and waiting requests and of used KV pages."""
         ...
 
-    def expert_load(self, now: float) -> Mapping[int, float]:
-        """Return the tokens of each layer's busiest expert over the mean of its experts, by layer.
+    def expert_use(self, now: float) -> ExpertUse | None:
+        """Return how tokens use the experts of a mixture, without waiting for the device.
 
-        It is empty for models without experts, and does not wait for the device. `now` is in monotonic
-        seconds.
+        It is None if they are not counted. `now` is in monotonic seconds.
         """
         ...
 

@@ -223,6 +223,8 @@ IMAGE_PROCESSES = ("image_processes_started", "image_processes_confined")
 the system calls of the last one."""
 EXPERT_LAYERS = 128
 """Number of layers whose experts' load can be exported; more than known models with experts have."""
+EXPERT_CHOICES = ("experts_counted", "expert_dropped")
+"""Status fields about experts: 1 if their tokens are counted, and the number of choices of no expert."""
 STATE = ("phase", "phase_since", "phase_done", "phase_total", "heartbeat", "live", "dropped_spans")
 """Status fields about the rank's state: number of the phase, start time of the phase, finished and total
 amount of work in the phase (bytes or items; both 0 if not counted), time of the last iteration of the rank's
@@ -232,6 +234,7 @@ FIELDS: tuple[str, ...] = (
     *STATE,
     *(metric.field for metric in METRICS),
     *IMAGE_PROCESSES,
+    *EXPERT_CHOICES,
     *(name for histogram in HISTOGRAMS for name in histogram.fields),
     *(f"weights_bytes_{name}" for name in WEIGHT_FORMATS),
     *(f"expert_load_{layer}" for layer in range(EXPERT_LAYERS)),

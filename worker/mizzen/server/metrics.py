@@ -127,13 +127,21 @@ class EngineCollector:
         busiest = GaugeMetricFamily(
             f"{PREFIX}expert_load_ratio",
             "Tokens of a layer's busiest expert over the mean of its experts, in the last period of 10 s or "
-            "more; 1 means equal loads. No token is ever dropped",
+            "more; 1 means equal loads",
             labels=("model_name", "layer"),
         )
         for layer in range(EXPERT_LAYERS):
             if ratio := snapshot[f"expert_load_{layer}"]:
                 busiest.add_metric((self._model, str(layer)), ratio)
-        yield from (finished, refused, rejected, phases, weights, busiest)
+        dropped = CounterMetricFamily(
+            f"{PREFIX}expert_dropped_tokens_total",
+            "Tokens that a layer left without one of their experts, summed over layers; always 0, as "
+            "experts have no capacity limit",
+            labels=("model_name",),
+        )
+        if snapshot["experts_counted"]:
+            dropped.add_metric((self._model,), snapshot["expert_dropped"])
+        yield from (finished, refused, rejected, phases, weights, busiest, dropped)
 
     def _ratio_metrics(self, snapshot: Snapshot) -> Iterator[Family]:
         pages = snapshot["pages_total"]

@@ -182,7 +182,7 @@ class ServingLoop:
         published = self._wire.out.stats(load, self._steps, now, self._silence_limit.seconds)
         for fault in engine.drain_integrity_faults():
             log.error("integrity check failed", extra={"fields": {"fault": fault}})
-        self._status.set_expert_load(engine.expert_load(now))
+        self._status.set_expert_use(engine.expert_use(now))
         self._status.set_images(self._wire.out.counters, engine.image_statistics)
         self._status.publish(load, self._wire.out, engine.integrity_faults, engine.grammar_counts, now)
         return published

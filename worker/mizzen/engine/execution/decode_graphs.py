@@ -148,10 +148,12 @@ class DecodeGraphs:
         write_pages(self.inbox, self.inbox_layout, table)
         slots = self.inbox[self.inbox_layout.slots][:size]
         positions = self.inbox[self.inbox_layout.positions][:size]
-        batch = gather_inputs(slots, positions, state.synced_last_tokens(), table, self.kv.page_size)
+        batch = gather_inputs(
+            slots, positions, state.synced_last_tokens(), table, self.kv.page_size, self.scratch_slot
+        )
         plan = backend.plan_length_splits_on_device if backend else self.backend.plan_decode_on_device
         decode = plan(slots, batch.lengths, table)
-        attend = StepAttention(self.kv, batch.slot_mapping, size, decode, None)
+        attend = StepAttention(self.kv, batch.slot_mapping, size, decode, None, batch.live)
         rotary = None
         if state.rotary_offsets is not None:
             rotary = batch.positions + state.rotary_offsets.device.index_select(0, slots)

@@ -150,7 +150,7 @@ class PackedLayout:
         """Sizes of the sections in elements, in their order in the buffer.
 
         Three sections are indexed by token (token ids, slots, positions), the next three by sequence (first
-        rows, slots, lengths). The last section holds the sampled rows.
+        rows, slots, lengths). The last section holds the sampled rows, and -1 behind them.
         """
         sequences = self.sequences + 1
         return (self.tokens,) * 3 + (sequences + 1, sequences, sequences, self.sequences)
@@ -249,7 +249,12 @@ class PrefillGraphs:
             packed.section_sizes
         )
         batch = gather_inputs(
-            slots, positions, state.synced_last_tokens(), state.page_table.device, self.kv.page_size
+            slots,
+            positions,
+            state.synced_last_tokens(),
+            state.page_table.device,
+            self.kv.page_size,
+            self.scratch_slot,
         )
         tokens = torch.where(host_tokens >= 0, host_tokens, batch.tokens)
         attention_plan = planner(
@@ -264,7 +269,7 @@ class PrefillGraphs:
                 scratch_slot=self.scratch_slot,
             )
         )
-        attend = StepAttention(self.kv, batch.slot_mapping, 0, None, attention_plan)
+        attend = StepAttention(self.kv, batch.slot_mapping, 0, None, attention_plan, batch.live)
         hidden = self.model.hidden(tokens, batch.positions, attend, rows.long())
         if self.pools:
             self.outputs[: packed.sequences].copy_(hidden)
@@ -312,12 +317,12 @@ class PrefillGraphs:
     def blank_inbox(self, packed: PackedLayout) -> Int32:
         """Return the packed buffer of a batch that consists of padding only, int32 [packed.size]."""
         numbers = np.zeros(packed.size, np.int32)
-        _, slots, _, starts, sequence_slots, lengths, _ = np.split(
+        _, slots, _, starts, sequence_slots, lengths, rows = np.split(
             numbers, np.cumsum(packed.section_sizes)[:-1]
         )
         slots[:] = sequence_slots[:] = self.scratch_slot
         starts[1:] = packed.tokens
-        lengths[:] = 1
+        lengths[:], rows[:] = 1, -1
         return numbers
 
     def can_run(self, plan: StepPlan, layout: BatchLayout, rows: int) -> bool:
@@ -387,4 +392,4 @@ class PrefillGraphs:
         sequence_slots[decodes:sequences] = [chunk.slot for chunk in chunks]
         lengths[:decodes], lengths[sequences:] = layout.positions[:decodes] + 1, 1
         lengths[decodes:sequences] = [chunk.start + len(chunk.tokens) for chunk in chunks]
-        rows[: len(output_rows)], rows[len(output_rows) :] = output_rows, 0
+        rows[: len(output_rows)], rows[len(output_rows) :] = output_rows, -1

@@ -68,7 +68,7 @@ def _rank(values, index):
 
 @triton.jit
 def _choose_kernel(
-    logits, logit_bias, correction, chosen, weights, live_rows, first, floor, scale,
+    logits, logit_bias, correction, chosen, weights, live, first, floor, scale,
     COUNT: tl.constexpr, HELD: tl.constexpr, PER_TOKEN: tl.constexpr, PADDED: tl.constexpr,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUPS_PADDED: tl.constexpr, GROUP_PADDED: tl.constexpr,
     SOFTMAX: tl.constexpr, LOGIT_BIAS: tl.constexpr, CORRECTION: tl.constexpr, LIVE: tl.constexpr,
@@ -124,7 +124,7 @@ def _choose_kernel(
     experts -= first
     held = (experts >= 0) & (experts < HELD)
     if LIVE:
-        held = held & (row < tl.load(live_rows))
+        held = held & tl.load(live + row)
     at = row * PER_TOKEN + k
     tl.store(chosen + at, tl.where(held, experts, HELD), k < PER_TOKEN)
     tl.store(weights + at, tl.where(held, factors, 0.0), k < PER_TOKEN)
@@ -173,7 +173,7 @@ def choose_experts(
     correction: torch.Tensor | None = None,
     first: int = 0,
     held: int | None = None,
-    live_rows: torch.Tensor | None = None,
+    live: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose the experts of each token.
 
@@ -184,7 +184,7 @@ def choose_experts(
         correction: Biases to add to the scores, float32 [experts], for the choice but not for the weights.
         first: The first expert that this rank holds.
         held: Number of experts that this rank holds; all by default.
-        live_rows: Number of rows that are not padding, an integer tensor of one element; all by default.
+        live: Rows that are not padding, bool [tokens]; all by default.
 
     Returns:
         Experts, int64 [tokens, experts per token], from the best on, counted from `first`, and the weights of
@@ -199,11 +199,11 @@ def choose_experts(
         logits,
         logits if logit_bias is None else logit_bias,
         logits if correction is None else correction,
-        chosen, weights, chosen if live_rows is None else live_rows, first, rules.sum_floor, rules.scale,
+        chosen, weights, chosen if live is None else live, first, rules.sum_floor, rules.scale,
         COUNT=rules.count, HELD=rules.count if held is None else held, PER_TOKEN=rules.per_token,
         PADDED=triton.next_power_of_2(rules.per_token), GROUPS=rules.groups, TOP_GROUPS=rules.top_groups,
         GROUPS_PADDED=padded[0], GROUP_PADDED=padded[1], SOFTMAX=rules.softmax,
-        LOGIT_BIAS=logit_bias is not None, CORRECTION=correction is not None, LIVE=live_rows is not None,
+        LOGIT_BIAS=logit_bias is not None, CORRECTION=correction is not None, LIVE=live is not None,
         RENORMALIZE=rules.renormalize, LIBRARY=logits.is_cuda,
         num_warps=1, **pdl_launch_options(logits),
     )  # fmt: skip

@@ -40,9 +40,10 @@ class HeldExperts:
         return self.own_count < self.config.count
 
     def localize(self, chosen: torch.Tensor) -> torch.Tensor:
-        """Return the indices of experts among those held; `own_count` stands for experts of other ranks.
+        """Return the indices of experts among those held; `own_count` stands for all others, and for none.
 
-        `chosen` and the result are int64 of the same shape.
+        `chosen` and the result are int64 of the same shape. In `chosen`, the number of experts of the layer
+        stands for no expert.
         """
         return chosen if self.indices is None else self.indices[chosen]
 
@@ -63,10 +64,11 @@ class HeldExperts:
                 yield replace(sample, name=prefix + sample.name.removeprefix(first), other_names=tuple(names))
 
     def _list_indices(self, device: torch.device) -> torch.Tensor:
-        """Return the index of each expert of the layer among those held, int64 [experts].
+        """Return the index of each expert of the layer among those held, int64 [experts + 1].
 
-        Experts of other ranks have the index `own_count`.
+        Experts of other ranks, and the one behind the last expert, which padding chooses, have the index
+        `own_count`.
         """
-        indices = torch.full((self.config.count,), self.own_count, dtype=torch.int64, device=device)
+        indices = torch.full((self.config.count + 1,), self.own_count, dtype=torch.int64, device=device)
         indices[self.held] = torch.arange(self.own_count, device=device)
         return indices

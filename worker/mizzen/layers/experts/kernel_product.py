@@ -154,7 +154,9 @@ class KernelRouter:
         self.config = router.config
         self.rules = make_rules(router)
 
-    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, x: torch.Tensor, live: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Choose the experts of x [tokens, hidden]; see `ExpertRouter` and `choose_experts`."""
         router = self.router
         if len(x) <= LOGITS_ROWS:
@@ -168,12 +170,16 @@ class KernelRouter:
             correction=router.bias,
             first=self.first,
             held=self.held,
+            live=live,
         )
 
     def compile(self, dtype: torch.dtype) -> None:
-        """Compile the kernels for small and for large batches of inputs of a data type."""
+        """Compile the kernels for small and large batches of a data type, with and without padding."""
+        weight = self.router.weight
         for rows in (1, LOGITS_ROWS + 1):
-            self(self.router.weight.new_zeros(rows, self.router.weight.shape[1], dtype=dtype))
+            x = weight.new_zeros(rows, weight.shape[1], dtype=dtype)
+            for live in (None, torch.ones(rows, dtype=torch.bool, device=x.device)):
+                self(x, live)
 
 
 def make_rules(router: ExpertRouter) -> RoutingRules:

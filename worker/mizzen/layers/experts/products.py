@@ -3,7 +3,8 @@
 
 All products are the same function of each token, whatever other tokens are in the batch, up to the rounding
 of the GEMMs. They differ in speed, and in the devices and data types that they support. A rank may hold only
-some of the experts: choices of others contribute nothing to its sums.
+some of the experts, and padding has none: choices of other experts, and of none, contribute nothing to the
+sums.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class ExpertProduct(Protocol):
         Args:
             x: Inputs [tokens, hidden].
             chosen: Indices of each token's experts in the weights of this rank, int64
-                [tokens, experts per token]; the number of these weights stands for an expert of another rank.
+                [tokens, experts per token]; the number of these weights stands for an expert of another rank,
+                or for no expert.
             weights: Factors of their outputs, float32 of the same shape.
         """
         ...
@@ -44,26 +46,17 @@ class ExpertProduct(Protocol):
 class SingleExperts:
     """Multiplies by the weights of one expert at a time."""
 
-    partial = False
-    """Whether other ranks hold further experts."""
-
     def __init__(
         self,
         gate_up: torch.Tensor,
         down: torch.Tensor,
         activation: GateActivation,
         biases: ExpertBiases | None = None,
-        *,
-        partial: bool = False,
     ) -> None:
-        """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width].
-
-        `partial` says that other ranks hold further experts.
-        """
+        """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width]."""
         self.gate_up, self.down, self.activation = gate_up, down, activation
         self.gate_up_bias, self.down_bias = split_biases(biases, len(down))
         self.experts = len(down)
-        self.partial = partial
 
     def run_expert(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
         """Return the outputs [rows, hidden] of one expert for its inputs [rows, hidden]."""
@@ -88,18 +81,16 @@ class SortedProduct(SingleExperts):
                 part = slice(start, start + count)
                 outputs[part] = self.run_expert(rows[part], expert)
                 start += count
-        return sum_outputs(outputs, order, weights, chosen == self.experts if self.partial else None)
+        outputs[start:] = 0
+        return sum_outputs(outputs, order, weights)
 
 
 class GroupedProduct:
     """Sorts pairs of token and expert by expert, and multiplies all of them in one grouped GEMM.
 
-    The numbers of tokens stay on the device, so that a CUDA graph can capture the product. Pairs with experts
-    of other ranks are sorted last, behind the end of the last GEMM.
+    The numbers of tokens stay on the device, so that a CUDA graph can capture the product. Pairs without an
+    expert of this rank are sorted last, behind the end of the last GEMM.
     """
-
-    partial = False
-    """Whether other ranks hold further experts."""
 
     def __init__(
         self,
@@ -107,15 +98,10 @@ class GroupedProduct:
         down: torch.Tensor,
         activation: GateActivation,
         biases: ExpertBiases | None = None,
-        *,
-        partial: bool = False,
     ) -> None:
-        """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width].
-
-        `partial` says that other ranks hold further experts.
-        """
+        """Keep the weights `gate_up` [experts, 2 * width, hidden] and `down` [experts, hidden, width]."""
         self.gate_up, self.down = gate_up.transpose(1, 2), down.transpose(1, 2)
-        self.activation, self.biases, self.partial = activation, biases, partial
+        self.activation, self.biases = activation, biases
         self.experts = torch.arange(len(down), device=down.device)
 
     @staticmethod
@@ -128,13 +114,15 @@ class GroupedProduct:
         pairs, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(pairs, self.experts, right=True, out_int32=True)
         gate_up = F.grouped_mm(x[order // chosen.shape[1]], self.find_gate_up(ends), offs=ends)
-        owners = pairs.clamp(max=len(self.experts) - 1) if self.partial else pairs
+        owners = pairs if self.biases is None else pairs.clamp(max=len(self.experts) - 1)
         if self.biases is not None:
             gate_up.add_(self.biases.gate_up[owners])
         outputs = F.grouped_mm(self.activation.gate(gate_up), self.find_down(ends), offs=ends)
         if self.biases is not None and self.biases.down is not None:
             outputs.add_(self.biases.down[owners])
-        return sum_outputs(outputs, order, weights, chosen == len(self.experts) if self.partial else None)
+        # The GEMMs do not write rows behind their ends, which may hold anything.
+        outputs.masked_fill_((pairs == len(self.experts))[:, None], 0)
+        return sum_outputs(outputs, order, weights)
 
     def find_gate_up(self, ends: torch.Tensor) -> torch.Tensor:
         """Return the transposed weights of gate and up [experts, hidden, 2 * width].
@@ -152,8 +140,7 @@ class GroupedProduct:
 class MaskedProduct(SingleExperts):
     """Multiplies all tokens by every expert, and gives the outputs of experts not chosen the weight 0.
 
-    It is slow, but works with all types and sizes without the host knowing the choice. Experts of other ranks
-    match none of this rank's, so that `partial` makes no difference.
+    It is slow, but works with all types and sizes without the host knowing the choice.
     """
 
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -177,9 +164,7 @@ def supports_grouped_gemm(device: torch.device, dtype: torch.dtype, *sizes: int)
     )
 
 
-def sum_outputs(
-    outputs: torch.Tensor, order: torch.Tensor, weights: torch.Tensor, foreign: torch.Tensor | None
-) -> torch.Tensor:
+def sum_outputs(outputs: torch.Tensor, order: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return the weighted sum of each token's outputs, float32 [tokens, hidden].
 
     A token's outputs are added one by one, in the order of its experts: its sum is the same in any batch.
@@ -188,8 +173,6 @@ def sum_outputs(
         outputs: Outputs [pairs, hidden] of all pairs of token and expert, sorted by expert.
         order: Index of each output's pair, int64 [pairs]; pair i is that of token i // experts per token.
         weights: Factors of the outputs, float32 [tokens, experts per token].
-        foreign: Pairs whose expert another rank holds, bool [tokens, experts per token]; their outputs may
-            hold anything, and are left out. None if this rank holds all experts.
     """
     tokens, per_token = weights.shape
     places = torch.empty_like(order)
@@ -197,10 +180,7 @@ def sum_outputs(
     places = places.view(tokens, per_token)
     total = torch.zeros((tokens, outputs.shape[1]), dtype=torch.float32, device=outputs.device)
     for k in range(per_token):
-        terms = outputs[places[:, k]]
-        if foreign is not None:
-            terms.masked_fill_(foreign[:, k : k + 1], 0)
-        total.addcmul_(terms, weights[:, k : k + 1])
+        total.addcmul_(outputs[places[:, k]], weights[:, k : k + 1])
     return total
 
 
@@ -217,8 +197,6 @@ def make_product(
     down: torch.Tensor,
     activation: GateActivation,
     biases: ExpertBiases | None = None,
-    *,
-    partial: bool = False,
 ) -> ExpertProduct:
     """Make the fastest product for the device, type and sizes of the experts' weights.
 
@@ -227,10 +205,9 @@ def make_product(
         down: Down projections [experts, hidden, width].
         activation: Activation function of the gate.
         biases: Biases of the projections, if they have any.
-        partial: Whether other ranks hold further experts.
     """
     if not gate_up.is_cuda:
-        return SortedProduct(gate_up, down, activation, biases, partial=partial)
+        return SortedProduct(gate_up, down, activation, biases)
     if GroupedProduct.supports(gate_up, down):
-        return GroupedProduct(gate_up, down, activation, biases, partial=partial)
-    return MaskedProduct(gate_up, down, activation, biases, partial=partial)
+        return GroupedProduct(gate_up, down, activation, biases)
+    return MaskedProduct(gate_up, down, activation, biases)

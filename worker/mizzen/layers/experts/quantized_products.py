@@ -26,7 +26,7 @@ class DequantizedExperts:
     def __init__(self, weights: StoredExpertWeights, activation: GateActivation) -> None:
         """Keep the weights, which may be loaded later."""
         self.weights, self.activation = weights, activation
-        self.experts, self.partial = weights.own_count, weights.partial
+        self.experts = weights.own_count
         self.gate_up_bias, self.down_bias = split_biases(weights.biases, self.experts)
 
     def run_expert(self, rows: torch.Tensor, expert: int) -> torch.Tensor:
@@ -52,7 +52,7 @@ class GroupedMxfp4Product(GroupedProduct):
     def __init__(self, weights: Mxfp4ExpertWeights, activation: GateActivation, device: torch.device) -> None:
         """Keep the weights, which may be loaded later."""
         self.weights, self.activation, self.biases = weights, activation, weights.biases
-        self.experts, self.partial = torch.arange(weights.own_count, device=device), weights.partial
+        self.experts = torch.arange(weights.own_count, device=device)
 
     @staticmethod
     def suits(weights: Mxfp4ExpertWeights, device: torch.device) -> bool:

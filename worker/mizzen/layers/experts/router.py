@@ -63,16 +63,31 @@ class ExpertRouter:
                 destination=self.logit_bias,
             )
 
-    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, x: torch.Tensor, live: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Choose the experts of x [tokens, hidden].
 
         A token's experts depend on that token alone: among equal scores, the first experts are chosen.
 
+        Args:
+            x: Inputs.
+            live: Rows that are not padding, bool [tokens]; all by default.
+
         Returns:
             Indices of the chosen experts, int64 [tokens, experts per token], from the best one on, and the
-            weights of their outputs, float32 of the same shape.
+            weights of their outputs, float32 of the same shape. Padding has no expert: its indices are the
+            number of experts, and its weights 0.
         """
-        logits = self.compute_logits(x)
+        chosen, weights = self.choose_experts(self.compute_logits(x))
+        if live is not None:
+            padding = ~live[:, None]
+            chosen.masked_fill_(padding, self.config.count)
+            weights.masked_fill_(padding, 0)
+        return chosen, weights
+
+    def choose_experts(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Choose the experts of all rows of logits (float32 [tokens, experts]); see `__call__`."""
         config = self.config
         if config.scoring is Scoring.SPARSEMIXER:
             return mix_sparsely(logits, config.per_token, config.jitter)

@@ -71,10 +71,7 @@ def make_experts(
     scheme = config.quantization.find_merged_scheme(names)
     if isinstance(scheme, Unquantized):
         weights = ExpertWeights(build, experts, config.hidden_size, prefix)
-        product = make_product(
-            weights.gate_up, weights.down, activation, weights.biases, partial=weights.partial
-        )
-        return weights, product
+        return weights, make_product(weights.gate_up, weights.down, activation, weights.biases)
     if isinstance(scheme, Mxfp4Weights):
         quantized: StoredExpertWeights = Mxfp4ExpertWeights(build, experts, config.hidden_size, prefix)
     else:
@@ -121,6 +118,9 @@ class Mixture:
         self.keeps_choice = build.counts_experts
         self.chosen: torch.Tensor | None = None
         """Choice of the last step, int64 [tokens, experts per token]; see `ExpertLoad`."""
+        self.live: torch.Tensor | None = None
+        """Rows of this step's inputs that are not padding, bool [tokens]; None if all are. Others go to no
+        expert."""
         self.kernels: ExpertKernels | None = None
         if build.fused and isinstance(weights, ExpertWeights):
             activation = make_activation(build, config.block, prefix)
@@ -137,7 +137,8 @@ class Mixture:
         Every inner element of every expert is on one rank, also those of the shared expert, so that the sum
         over ranks contains every output once.
         """
-        chosen, weights = self.router(x) if self.kernels is None else self.kernels.router(x)
+        router = self.router if self.kernels is None else self.kernels.router
+        chosen, weights = router(x, self.live)
         if self.keeps_choice:
             self.chosen = chosen
         if self.partial_weights is not None:

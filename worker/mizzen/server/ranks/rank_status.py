@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mizzen.core.outputs import GrammarCounts, Load
+from mizzen.core.outputs import ExpertUse, GrammarCounts, Load
 from mizzen.core.request import Finished, FinishReason
 from mizzen.engine.images.statistics import ImageStatistics
 from mizzen.server.engine_api import EngineInfoProtocol
@@ -63,9 +63,13 @@ class RankStatus(PhaseStatus):
         for name, size in info.format_bytes.items():
             self._values[INDEX[f"weights_bytes_{name}"]] = size
 
-    def set_expert_load(self, ratios: Mapping[int, float]) -> None:
-        """Record the tokens of each layer's busiest expert over the mean, by layer."""
-        for layer, ratio in ratios.items():
+    def set_expert_use(self, use: ExpertUse | None) -> None:
+        """Record how tokens use the experts of a mixture; None if they are not counted."""
+        if use is None:
+            return
+        self._set("experts_counted", 1)
+        self._set("expert_dropped", use.dropped)
+        for layer, ratio in use.ratios.items():
             if layer < EXPERT_LAYERS:
                 self._set(f"expert_load_{layer}", ratio)
 
