@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Literal
 
 import grammar_kit as gk
 import numpy as np
@@ -20,7 +22,9 @@ from common_parts.shapes import SHAPES
 from random_load import KINDS, RandomLoad
 
 from mizzen import LLM, SamplingParams
+from mizzen.core.outputs import ExpertUse
 from mizzen.core.request import FinishReason, Request
+from mizzen.engine import expert_load
 
 SECONDS = float(os.environ.get("MIZZEN_LOAD_SECONDS", "20"))
 pytestmark = [
@@ -31,18 +35,74 @@ pytestmark = [
 ]
 MIB = 1 << 20
 KV_DTYPES = ("auto", "fp8")
+MIXTURE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 512,
+    "norm_topk_prob": True,
+}
+"""Fields that turn the model into a mixture of experts."""
+
+
+def save_shape(folder: Path, **changes: Any) -> None:
+    """Save a model with the shape of Qwen3-0.6B but for `changes`, for dummy weights.
+
+    Its first tokens are bytes, for grammars.
+    """
+    config = {**SHAPES["qwen3-0.6b"], "eos_token_id": gk.EOS, **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    gk.save_tokenizer(folder)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model with the shape of Qwen3-0.6B, for dummy weights; its first tokens are bytes, for grammars."""
-    (tmp_path / "config.json").write_text(json.dumps({**SHAPES["qwen3-0.6b"], "eos_token_id": gk.EOS}))
-    gk.save_tokenizer(tmp_path)
+    """A model without experts."""
+    save_shape(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kernels of experts that Triton compiles, in order."""
+    from triton import knobs
+
+    names: list[str] = []
+
+    def record(*_: Any, fn: Any, **fields: Any) -> None:
+        if fn.module.startswith("mizzen.kernels.experts"):
+            names.append(fn.name)
+
+    monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", record)
+    return names
 
 
 @pytest.mark.parametrize("kv_cache_dtype", KV_DTYPES)
 def test_random_load_with_aborts_leaks_nothing(folder: Path, kv_cache_dtype: str) -> None:
+    run_random_load(folder, kv_cache_dtype, "off")
+
+
+def test_random_load_of_a_mixture_drops_no_token_and_compiles_nothing(
+    tmp_path: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expert_load, "READ_SECONDS", 1.0)
+    save_shape(tmp_path, **MIXTURE)
+    use = run_random_load(tmp_path, "auto", "on", started=compiled.clear)
+    assert not compiled, "no kernel is compiled once the engine is ready"
+    assert use is not None and use.dropped == 0
+    assert len(use.ratios) == SHAPES["qwen3-0.6b"]["num_hidden_layers"]
+
+
+def run_random_load(
+    folder: Path,
+    kv_cache_dtype: str,
+    counting: Literal["on", "off"],
+    started: Callable[[], None] = lambda: None,
+) -> ExpertUse | None:
+    """Run a random load with aborts, and check that it leaks nothing; return the use of experts.
+
+    `started` is called when the engine is ready.
+    """
     seconds = SECONDS / len(KV_DTYPES)
     with LLM(
         folder,
@@ -56,7 +116,9 @@ def test_random_load_with_aborts_leaks_nothing(folder: Path, kv_cache_dtype: str
         policy="priority",
         eviction="priority",
         check_integrity=True,
+        expert_load=counting,
     ) as llm:
+        started()
         engine, process = llm.engine, psutil.Process()
         random_load = RandomLoad(engine, seconds)
         memory_at_first: tuple[int, int] | None = None
@@ -66,6 +128,7 @@ def test_random_load_with_aborts_leaks_nothing(folder: Path, kv_cache_dtype: str
             return torch.cuda.memory_reserved(), process.memory_info().rss
 
         while random_load.step():
+            engine.expert_use(time.monotonic())
             if memory_at_first is None and random_load.elapsed > seconds / 2:
                 memory_at_first = memory_in_use()
         load, memory_at_the_end = engine.load(), memory_in_use()
@@ -76,6 +139,7 @@ def test_random_load_with_aborts_leaks_nothing(folder: Path, kv_cache_dtype: str
         assert memory_at_first is not None
         assert memory_at_the_end[0] - memory_at_first[0] <= 64 * MIB, "GPU memory grows"
         assert memory_at_the_end[1] - memory_at_first[1] <= 256 * MIB, "the process grows"
+        return engine.expert_use(time.monotonic())
 
 
 @pytest.mark.parametrize("graphs", ["auto", "off"])
