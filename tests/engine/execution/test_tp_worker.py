@@ -117,8 +117,8 @@ def test_answers_on_several_ranks_equal_those_on_one(
     requested = requests()
     with thread_ranks(tmp_path, 1, prefill_chunk_tokens=32, check_integrity=True) as engine:
         alone = run(engine, requested)
-    for ranks in (2, 4, 8):
-        # Eight threads on a few CPU cores are slow, so they run only one request of each kind.
+    for ranks in (2, 4, 8) if family == "qwen3" else (2, 4):
+        # Eight threads on a few CPU cores are slow, so they run only one family and one request of each kind.
         chosen_requests = requested if ranks < 8 else [*requested[: len(KINDS)], requested[-1]]
         with thread_ranks(tmp_path, ranks, prefill_chunk_tokens=32, check_integrity=True) as engine:
             assert run(engine, chosen_requests) == {
