@@ -118,7 +118,7 @@ def all_good(counts: dict[str, Any]) -> bool:
 
 
 def print_logs(cluster: Any) -> None:
-    """Print the end of the log of every pod of the service, also of those that are gone."""
+    """Print the end of the log of every pod of the service, also of deleted ones."""
     for log in sorted((cluster.dir / "logs/pods").glob(f"*_{NAME}-*/*/*.log")):
         print(f"── {log.parent.parent.name}", *log.read_text().splitlines()[-12:], sep="\n")
 
