@@ -6,24 +6,20 @@ The shape is that of Qwen3-30B-A3B.
 
 from __future__ import annotations
 
-import re
-import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton")
+pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+from expert_kernel_code import Compiled
 
-from mizzen.kernels.experts import few_rows, grouped_gemm, router  # noqa: E402
-from mizzen.layers.activation import ActivationFunction  # noqa: E402
-from mizzen.layers.context import BuildContext  # noqa: E402
-from mizzen.layers.experts.kernel_plans import (  # noqa: E402
+from mizzen.kernels.experts import few_rows, grouped_gemm, router
+from mizzen.layers.activation import ActivationFunction
+from mizzen.layers.context import BuildContext
+from mizzen.layers.experts.kernel_plans import (
     FEW_ROWS,
     HOPPER_PLAN,
     LARGE,
@@ -35,50 +31,12 @@ from mizzen.layers.experts.kernel_plans import (  # noqa: E402
     Library,
     Variant,
 )
-from mizzen.layers.experts.kernel_product import KernelProduct  # noqa: E402
-from mizzen.models.block import Activation  # noqa: E402
+from mizzen.layers.experts.kernel_product import KernelProduct
+from mizzen.models.block import Activation
 
-DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 HELD, PER_TOKEN, HIDDEN, WIDTH = 128, 8, 2048, 768
 MAX_SHARED_BYTES = 227 * 1024
 SHAPE = {"HELD": HELD, "PER_TOKEN": PER_TOKEN, "HIDDEN": HIDDEN, "WIDTH": WIDTH, "BIAS": False, "PDL": True}
-TYPES = {"blocks": "i32", "chosen": "*i64", "weights": "*fp32", "pairs": "*i32", "block_experts": "*i32"}
-
-
-class Compiled:
-    """Machine code of a kernel, its registers spilled to memory, and its shared memory in bytes."""
-
-    def __init__(
-        self,
-        kernel: Any,
-        constants: Mapping[str, Any],
-        types: Mapping[str, str],
-        folder: Path,
-        **options: int,
-    ) -> None:
-        if not DISASSEMBLER.exists():
-            pytest.skip("there is no disassembler here")
-        numbers = dict.fromkeys(("limit", "slope", "floor", "scale"), "fp32")
-        known = {**numbers, **TYPES, **types, **dict.fromkeys(constants, "constexpr")}
-        signature = {name: known.get(name, "*bf16") for name in kernel.arg_names}
-        aligned = [i for i, name in enumerate(kernel.arg_names) if signature[name].startswith("*")]
-        source = ASTSource(
-            kernel, signature, dict(constants), {(i,): [["tt.divisibility", 16]] for i in aligned}
-        )
-        code = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-        self.path = folder / "kernel.cubin"
-        self.path.write_bytes(code.asm["cubin"])
-        self.shared = code.metadata.shared
-        self.instructions = self.dump("--dump-sass")
-        self.spilled = "STACK:0 " not in self.dump("--dump-resource-usage")
-
-    def dump(self, option: str) -> str:
-        command = [DISASSEMBLER, option, self.path]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-
-    def find(self, pattern: str) -> list[str]:
-        """Return the instructions that match a pattern, in order."""
-        return re.findall(rf"\b({pattern})\b", self.instructions)
 
 
 def test_few_rows_have_all_weights_of_a_tile_in_flight(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Machine code of Triton kernels of experts for Hopper, compiled without a GPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+TYPES = {"blocks": "i32", "chosen": "*i64", "weights": "*fp32", "pairs": "*i32", "block_experts": "*i32"}
+
+
+class Compiled:
+    """Machine code of a kernel, its registers spilled to memory, and its shared memory in bytes."""
+
+    def __init__(
+        self,
+        kernel: Any,
+        constants: Mapping[str, Any],
+        types: Mapping[str, str],
+        folder: Path,
+        **options: int,
+    ) -> None:
+        if not DISASSEMBLER.exists():
+            pytest.skip("there is no disassembler here")
+        numbers = dict.fromkeys(("limit", "slope", "floor", "scale"), "fp32")
+        known = {**numbers, **TYPES, **types, **dict.fromkeys(constants, "constexpr")}
+        signature = {name: known.get(name, "*bf16") for name in kernel.arg_names}
+        aligned = [i for i, name in enumerate(kernel.arg_names) if signature[name].startswith("*")]
+        source = ASTSource(
+            kernel, signature, dict(constants), {(i,): [["tt.divisibility", 16]] for i in aligned}
+        )
+        code = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        self.path = folder / "kernel.cubin"
+        self.path.write_bytes(code.asm["cubin"])
+        self.shared = code.metadata.shared
+        self.instructions = self.dump("--dump-sass")
+        self.spilled = "STACK:0 " not in self.dump("--dump-resource-usage")
+
+    def dump(self, option: str) -> str:
+        command = [DISASSEMBLER, option, self.path]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    def find(self, pattern: str) -> list[str]:
+        """Return the instructions that match a pattern, in order."""
+        return re.findall(rf"\b({pattern})\b", self.instructions)

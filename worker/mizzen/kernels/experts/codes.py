@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decodes codes of quantized weights in registers, by shifts: no tables and no conversions.
+
+A code of E4M3 or E2M1 whose exponent and mantissa are put where those of a wider float are is the code's
+value times a power of two, also if it is subnormal. An unsigned integer in the low bits of the mantissa of
+a power of two adds to it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from mizzen.layers.quantized.canonical import Codes
+
+KINDS = {Codes.E4M3: 0, Codes.INT8: 1, Codes.UINT8: 2, Codes.UINT4: 3, Codes.E2M1: 4}
+"""Number of each type of codes in kernels."""
+
+# In each: bytes $4, or $2 of the first, become bfloat16, two to a register.
+_E4M3_ASM = tl.constexpr(
+    """{
+    .reg .b32 p, q, s, t, f;
+    mov.b32 f, 0x7B807B80;
+    prmt.b32 p, $2, 0, 0x1404;
+    prmt.b32 q, $2, 0, 0x3424;
+    and.b32 s, p, 0x80008000;
+    shr.u32 p, p, 4;
+    and.b32 p, p, 0x07F007F0;
+    or.b32 p, p, s;
+    mul.rn.bf16x2 $0, p, f;
+    and.b32 t, q, 0x80008000;
+    shr.u32 q, q, 4;
+    and.b32 q, q, 0x07F007F0;
+    or.b32 q, q, t;
+    mul.rn.bf16x2 $1, q, f;
+    }"""
+)
+_E2M1_ASM = tl.constexpr(
+    """{
+    .reg .b32 p, q, s, m, f;
+    mov.b32 f, 0x7E807E80;
+    prmt.b32 p, $4, 0, 0x4140;
+    prmt.b32 q, $4, 0, 0x4342;
+    shl.b32 s, p, 12;
+    and.b32 s, s, 0x80008000;
+    shl.b32 m, p, 6;
+    and.b32 m, m, 0x01C001C0;
+    or.b32 m, m, s;
+    mul.rn.bf16x2 $0, m, f;
+    shl.b32 s, q, 12;
+    and.b32 s, s, 0x80008000;
+    shl.b32 m, q, 6;
+    and.b32 m, m, 0x01C001C0;
+    or.b32 m, m, s;
+    mul.rn.bf16x2 $1, m, f;
+    shl.b32 s, p, 8;
+    and.b32 s, s, 0x80008000;
+    shl.b32 m, p, 2;
+    and.b32 m, m, 0x01C001C0;
+    or.b32 m, m, s;
+    mul.rn.bf16x2 $2, m, f;
+    shl.b32 s, q, 8;
+    and.b32 s, s, 0x80008000;
+    shl.b32 m, q, 2;
+    and.b32 m, m, 0x01C001C0;
+    or.b32 m, m, s;
+    mul.rn.bf16x2 $3, m, f;
+    }"""
+)
+_UINT4_ASM = tl.constexpr(
+    """{
+    .reg .b32 p, q, m, z;
+    mov.b32 z, ZERO;
+    prmt.b32 p, $4, 0, 0x4140;
+    prmt.b32 q, $4, 0, 0x4342;
+    and.b32 m, p, 0x000F000F;
+    or.b32 m, m, 0x43004300;
+    sub.rn.bf16x2 $0, m, z;
+    and.b32 m, q, 0x000F000F;
+    or.b32 m, m, 0x43004300;
+    sub.rn.bf16x2 $1, m, z;
+    shr.u32 p, p, 4;
+    and.b32 m, p, 0x000F000F;
+    or.b32 m, m, 0x43004300;
+    sub.rn.bf16x2 $2, m, z;
+    shr.u32 q, q, 4;
+    and.b32 m, q, 0x000F000F;
+    or.b32 m, m, 0x43004300;
+    sub.rn.bf16x2 $3, m, z;
+    }"""
+)
+_UINT4_OWN_ZEROS_ASM = tl.constexpr(_UINT4_ASM.value.replace("ZERO", "0x43004300"))
+_UINT4_IMPLIED_ZERO_ASM = tl.constexpr(_UINT4_ASM.value.replace("ZERO", "0x43084308"))
+
+
+@triton.jit
+def _small_integer(bits, ZERO: tl.constexpr):
+    """Return integers from 0 to 255, int32, minus a zero point, as float32."""
+    return (bits | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + ZERO)
+
+
+@triton.jit
+def decode_scaled(codes, KIND: tl.constexpr, ZEROS: tl.constexpr):
+    """Return the values of codes, int32, as float32: those of E4M3 times 2 ** -120, E2M1 times 2 ** -126.
+
+    Zero points that the codes imply are subtracted; with ZEROS, none are.
+    """
+    # Branches of constants must not return: Triton would compile what follows them.
+    if KIND == 0:
+        values = (((codes & 0x7F) << 20) | ((codes & 0x80) << 24)).to(tl.float32, bitcast=True)
+    elif KIND == 4:
+        values = (((codes & 7) << 22) | ((codes & 8) << 28)).to(tl.float32, bitcast=True)
+    elif KIND == 1:
+        values = _small_integer((codes ^ 0x80) & 0xFF, 128)
+    elif ZEROS:
+        values = _small_integer(codes, 0)
+    else:
+        values = _small_integer(codes, 128 if KIND == 2 else 8)
+    return values
+
+
+@triton.jit
+def _decode(codes, dtype: tl.constexpr, KIND: tl.constexpr, ZEROS: tl.constexpr):
+    """Return the values of codes, int32, in a floating-point type."""
+    values = decode_scaled(codes, KIND, ZEROS)
+    if KIND == 0:
+        values *= 1.329227995784916e36  # 2 ** 120
+    if KIND == 4:
+        values *= 8.507059173023462e37  # 2 ** 126
+    return values.to(dtype)
+
+
+@triton.jit
+def decode_bytes(codes, dtype: tl.constexpr, KIND: tl.constexpr, ZEROS: tl.constexpr, ASM: tl.constexpr):
+    """Return the values of the codes in bytes, uint8: those of the low and of the high four bits.
+
+    If a byte holds one code, both results are its value. `ASM` selects instructions for pairs of bfloat16.
+    """
+    if ASM and KIND == 0:
+        low = tl.inline_asm_elementwise(
+            _E4M3_ASM, "=r,=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=4
+        )
+        high = low
+    elif ASM and KIND == 3:
+        low, high = tl.inline_asm_elementwise(
+            _UINT4_OWN_ZEROS_ASM if ZEROS else _UINT4_IMPLIED_ZERO_ASM, "=r,=r,=r,=r,r", [codes],
+            dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
+        )  # fmt: skip
+    elif ASM and KIND == 4:
+        low, high = tl.inline_asm_elementwise(
+            _E2M1_ASM, "=r,=r,=r,=r,r", [codes],
+            dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
+        )  # fmt: skip
+    elif KIND >= 3:
+        bits = codes.to(tl.int32)
+        low, high = _decode(bits & 15, dtype, KIND, ZEROS), _decode(bits >> 4, dtype, KIND, ZEROS)
+    else:
+        low = _decode(codes.to(tl.int32), dtype, KIND, ZEROS)
+        high = low
+    return low, high
+
+
+@triton.jit
+def decode_scale(scales, dtype: tl.constexpr):
+    """Return scales in a floating-point type; bytes are exponents of E8M0 from 0 to 254."""
+    if scales.dtype == tl.uint8:
+        exponents = scales.to(tl.int32)
+        bits = tl.where(exponents == 0, 1 << 22, exponents << 23)  # 2 ** -127 is subnormal
+        values = bits.to(tl.float32, bitcast=True).to(dtype)
+    else:
+        values = scales.to(dtype)
+    return values

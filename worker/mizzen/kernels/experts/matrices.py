@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantized weights of experts, as kernels that decode them in registers take them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from mizzen.kernels.experts.codes import KINDS
+from mizzen.layers.quantized.canonical import TWO_PER_BYTE, Codes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodedMatrices:
+    """Weights [rows, columns] of a projection of all experts of a rank, one below the other.
+
+    Their meaning is that of `mizzen.layers.quantized.canonical.QuantizedWeight`.
+    """
+
+    codes: Codes
+    values: torch.Tensor
+    """uint8 [experts * rows, columns], or two 4-bit codes in a byte [experts * rows, columns / 2]."""
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    rows: int
+    """Rows of one expert."""
+    columns: int
+    row_step: int
+    column_step: int
+
+    @property
+    def experts(self) -> int:
+        """Number of experts."""
+        return len(self.values) // self.rows
+
+    @property
+    def per_byte(self) -> int:
+        """Codes in a byte."""
+        return 2 if self.codes in TWO_PER_BYTE else 1
+
+    @property
+    def by_row(self) -> bool:
+        """Whether all columns of a row share a scale."""
+        return self.column_step >= self.columns
+
+    @property
+    def supported(self) -> bool:
+        """Whether kernels support the sizes: tiles must begin where the columns of a scale begin."""
+        step = self.column_step
+        return self.columns % 16 == 0 and (self.by_row or (step >= 16 and not step & (step - 1)))
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        """Constants of kernels that describe the codes and their scales."""
+        return {
+            "KIND": KINDS[self.codes],
+            "PER_BYTE": self.per_byte,
+            "ROW_STEP": self.row_step,
+            "STEP": 0 if self.by_row else self.column_step,
+            "SCALES": self.scales.shape[1],
+            "ZEROS": self.zeros is not None,
+        }
