@@ -49,7 +49,7 @@ def test_few_rows_have_all_codes_of_a_tile_in_flight(name: str, tmp_path: Path) 
     loads = 2 * tile.rows * HIDDEN // known["PER_BYTE"] // (16 * 32 * tile.warps)
     order = code.find(r"LDG\.E\.128|FMUL|FFMA")
     assert order[:loads] == ["LDG.E.128"] * loads
-    assert not code.find("I2F[A-Z0-9.]*|F2F\.[A-Z0-9.]*") and not code.spilled
+    assert not code.find(r"I2F[A-Z0-9.]*|F2F\.[A-Z0-9.]*") and not code.spilled
 
 
 @pytest.mark.parametrize("gated", [True, False], ids=["gate-up", "down"])
