@@ -55,6 +55,7 @@ class Weights:
     def __init__(self, kind: str, *, biased: bool = False) -> None:
         self.gate_up, self.down = make_experts(kind, 2 * WIDTH, HIDDEN), make_experts(kind, HIDDEN, WIDTH)
         self.biases: ExpertBiases | None = None
+        self.dtype = DTYPE
         if biased:
             self.biases = ExpertBiases(normal(EXPERTS, 2 * WIDTH, seed=1), normal(EXPERTS, HIDDEN, seed=2))
 
@@ -116,7 +117,8 @@ def run(
     weights: Any, activation: Any, tile: str, x: torch.Tensor, chosen: torch.Tensor, factors: torch.Tensor
 ) -> torch.Tensor:
     library: Any = None
-    product = CodedKernelProduct(weights, activation, library, experts=EXPERTS)
+    plan: Any = None
+    product = CodedKernelProduct(weights, activation, library, experts=EXPERTS, plan=plan)
     return product.run(x, chosen, factors, added=x, variant=TILES[tile])
 
 

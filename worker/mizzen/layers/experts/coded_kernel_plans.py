@@ -1,23 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels and tiles multiply a batch by quantized experts: estimates that no GPU has confirmed yet."""
+"""Which kernels and tiles multiply a batch by quantized experts, as a table by format.
+
+`benchmarks/quantized_experts.py` measures the entries of the table, and others.
+"""
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 
-from mizzen.kernels.experts.few_rows import FewRowsTile
-from mizzen.kernels.experts.grouped_gemm import GroupedTile
-from mizzen.layers.experts.kernel_plans import ExpertKernelPlan, FewRows, Grouped
+from mizzen.layers.experts.kernel_plans import ExpertKernelPlan
+from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
 
-FEW_CODED = FewRows(FewRowsTile(4, 2048, 4), FewRowsTile(2, 1024, 4))
-SMALL_CODED = Grouped(GroupedTile(16, 64, 128, 4, 4, swap=True), GroupedTile(16, 64, 128, 4, 4, swap=True))
-MEDIUM_CODED = Grouped(GroupedTile(32, 64, 128, 4, 4, swap=True), GroupedTile(32, 64, 128, 4, 4, swap=True))
-LARGE_CODED = Grouped(GroupedTile(64, 64, 128, 3, 4, swap=False), GroupedTile(64, 128, 128, 3, 4, swap=False))
-CODED_PLAN = ExpertKernelPlan(
-    few_rows=FEW_CODED,
-    few_tokens=2,
-    grouped=((12, SMALL_CODED), (24, MEDIUM_CODED), (math.inf, LARGE_CODED)),
-    library_rows=64,
-    library_size=0,
-)
-"""Plan for GPUs of the Hopper generation, for all formats."""
+
+@dataclass(frozen=True, slots=True)
+class CodedFormat:
+    """What the speed of decoding a weight depends on."""
+
+    codes: Codes
+    by_row: bool
+    """Whether all columns of a row share a scale, in all projections."""
+
+
+CODED_PLANS: dict[CodedFormat, ExpertKernelPlan] = {}
+"""Plans for GPUs of the Hopper generation. It is empty, because no plan has been measured yet: experts of
+formats that are not in the table are multiplied by older products (`make_quantized_product`)."""
+
+
+def find_plan(*weights: QuantizedWeight) -> ExpertKernelPlan | None:
+    """Return the plan for an expert's projections; None if their format is not in the table."""
+    codes = {each.codes for each in weights}
+    by_row = all(each.column_step >= each.columns for each in weights)
+    return CODED_PLANS.get(CodedFormat(codes.pop(), by_row)) if len(codes) == 1 else None

@@ -17,7 +17,7 @@ from mizzen.kernels.experts.grouped_coded import (
 from mizzen.kernels.experts.matrices import CodedMatrices
 from mizzen.kernels.experts.weighted_sum import sum_pairs
 from mizzen.kernels.launch import has_wgmma
-from mizzen.layers.experts.coded_kernel_plans import CODED_PLAN
+from mizzen.layers.experts.coded_kernel_plans import find_plan
 from mizzen.layers.experts.kernel_plans import (
     ExpertKernelPlan,
     ExpertSizes,
@@ -46,7 +46,7 @@ class CodedKernelProduct:
         library: ExpertProduct,
         *,
         experts: int,
-        plan: ExpertKernelPlan = CODED_PLAN,
+        plan: ExpertKernelPlan,
     ) -> None:
         """Keep loaded weights, whose codes are not copied.
 
@@ -59,6 +59,7 @@ class CodedKernelProduct:
         """
         self.gate_up, self.down = make_coded(weights.gate_up), make_coded(weights.down)
         self.gate, self.plan, self.library = make_gate(activation), plan, library
+        self.dtype = weights.dtype
         self.sizes = ExpertSizes(experts, self.down.rows, self.down.columns)
         biases = weights.biases
         self.gate_up_bias = None if biases is None else biases.gate_up
@@ -113,14 +114,34 @@ class CodedKernelProduct:
                 total = self.library(x, chosen, weights)
                 return (total if added is None else total.add_(added)).to(dtype)
 
-    def compile(self, per_token: int, *, adds: bool, dtype: torch.dtype = torch.bfloat16) -> None:
+    def compile(self, per_token: int, *, adds: bool) -> None:
         """Compile the kernels of all variants, for tokens with that many experts; see `KernelProduct`."""
         device = self.down.values.device
-        x = torch.zeros(1, self.down.rows, dtype=dtype, device=device)
+        x = torch.zeros(1, self.down.rows, dtype=self.dtype, device=device)
         none = torch.full((1, per_token), self.down.experts, dtype=torch.int64, device=device)
         weights = torch.zeros(1, per_token, device=device)
         for variant in self.plan.variants:
             self.run(x, none, weights, added=x if adds else None, variant=variant)
+
+
+def make_coded_product(
+    weights: StoredExpertWeights,
+    activation: GateActivation,
+    library: ExpertProduct,
+    *,
+    experts: int,
+) -> CodedKernelProduct | None:
+    """Make a product with loaded weights; see `CodedKernelProduct`.
+
+    Returns:
+        The product; None if the kernels do not support the device, the format, the sizes or the gate, or if
+        no plan for the format has been measured.
+    """
+    if not CodedKernelProduct.supports(weights, activation):
+        return None
+    if (plan := find_plan(weights.gate_up.weight, weights.down.weight)) is None:
+        return None
+    return CodedKernelProduct(weights, activation, library, experts=experts, plan=plan)
 
 
 def can_decode(experts: QuantizedExperts) -> bool:

@@ -6,6 +6,8 @@ All shapes are static and nothing is synchronised with the host, so that CUDA gr
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from mizzen.kernels.experts.align import align_pairs
@@ -30,6 +32,9 @@ from mizzen.layers.experts.products import ExpertProduct, GroupedProduct
 from mizzen.layers.experts.router import ExpertRouter
 from mizzen.layers.linear_methods.base import GateActivation
 from mizzen.models.experts_config import Scoring
+
+if TYPE_CHECKING:
+    from mizzen.layers.experts.coded_kernel_product import CodedKernelProduct
 
 
 def make_gate(activation: GateActivation) -> Gate:
@@ -72,7 +77,7 @@ class KernelProduct:
         self.sizes = ExpertSizes(experts, *down.shape[1:])
         self.gate_up_bias = None if biases is None else biases.gate_up
         self.down_bias = None if biases is None else biases.down
-        self.library = library
+        self.library, self.dtype = library, down.dtype
 
     @staticmethod
     def supports(gate_up: torch.Tensor, down: torch.Tensor, activation: GateActivation) -> bool:
@@ -206,7 +211,9 @@ def make_rules(router: ExpertRouter) -> RoutingRules:
 class ExpertKernels:
     """The kernels of a mixture: those of its product, and those of its router unless PyTorch computes it."""
 
-    def __init__(self, router: KernelRouter | ExpertRouter, product: KernelProduct) -> None:
+    def __init__(
+        self, router: KernelRouter | ExpertRouter, product: KernelProduct | CodedKernelProduct
+    ) -> None:
         self.router, self.product = router, product
 
     def __call__(self, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
@@ -216,5 +223,5 @@ class ExpertKernels:
     def compile(self, *, adds: bool) -> None:
         """Compile all kernels; `adds` says whether calls will get a tensor to add."""
         if isinstance(self.router, KernelRouter):
-            self.router.compile(self.product.down.dtype)
+            self.router.compile(self.product.dtype)
         self.product.compile(self.router.config.per_token, adds=adds)

@@ -138,5 +138,3 @@ class Mxfp4ExpertWeights(StoredExpertWeights):
             ),
             "down": BlockTensors(build, prefix + names.stacked_down, down, self.held, everything, self.shard),
         }
-        self.dtype = build.dtype
-        """Data type of the model, to which weights are dequantized."""

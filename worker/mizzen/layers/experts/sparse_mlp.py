@@ -82,26 +82,34 @@ def make_experts(
 
 
 def make_kernels(
-    router: ExpertRouter, weights: ExpertWeights, activation: ActivationFunction, product: ExpertProduct
+    router: ExpertRouter,
+    weights: ExpertWeights | StoredExpertWeights,
+    activation: ActivationFunction,
+    product: ExpertProduct,
 ) -> ExpertKernels | None:
     """Return the kernels of a mixture, or None if they do not support its device, type, sizes, activation
     or router.
 
-    `product` runs the batches for which the library that PyTorch calls is faster. SparseMixer, which has no
-    kernel, is computed by PyTorch.
+    `product` runs the batches for which it is faster than the kernels. Quantized weights must be loaded.
+    SparseMixer, which has no kernel, is computed by PyTorch.
     """
-    if not weights.gate_up.is_cuda:
-        return None
+    from mizzen.layers.experts.coded_kernel_product import make_coded_product
     from mizzen.layers.experts.kernel_product import ExpertKernels, KernelProduct, KernelRouter, make_rules
 
-    if not KernelProduct.supports(weights.gate_up, weights.down, activation):
-        return None
     sparsely = router.config.scoring is Scoring.SPARSEMIXER
     if not sparsely and not make_rules(router).supported:
         return None
-    kernels = KernelProduct(
-        weights.gate_up, weights.down, activation, weights.biases, product, experts=weights.config.count
-    )
+    experts = weights.config.count
+    if isinstance(weights, StoredExpertWeights):
+        kernels = make_coded_product(weights, activation, product, experts=experts)
+    elif KernelProduct.supports(weights.gate_up, weights.down, activation):
+        kernels = KernelProduct(
+            weights.gate_up, weights.down, activation, weights.biases, product, experts=experts
+        )
+    else:
+        kernels = None
+    if kernels is None:
+        return None
     return ExpertKernels(router if sparsely else KernelRouter(router), kernels)
 
 
@@ -122,12 +130,21 @@ class Mixture:
         """Rows of this step's inputs that are not padding, bool [tokens]; None if all are. Others go to no
         expert."""
         self.kernels: ExpertKernels | None = None
-        if build.fused and isinstance(weights, ExpertWeights):
-            activation = make_activation(build, config.block, prefix)
-            self.kernels = make_kernels(self.router, weights, activation, self.product)
+        self.gate = make_activation(build, config.block, prefix) if build.fused else None
+        """Activation function of the experts' gates, if kernels may be used."""
+        if self.gate is not None and isinstance(weights, ExpertWeights):
+            self.kernels = make_kernels(self.router, weights, self.gate, self.product)
 
-    def compile_kernels(self) -> None:
-        """Compile the kernels of the router and the experts, if any are used."""
+    def finish(self) -> None:
+        """Prepare the loaded weights, and compile the kernels of the router and the experts, if any are used.
+
+        Raises:
+            WeightsError: A tensor has invalid values.
+        """
+        if isinstance(self.weights, StoredExpertWeights):
+            self.weights.finish()
+            if self.gate is not None:
+                self.kernels = make_kernels(self.router, self.weights, self.gate, self.product)
         if self.kernels is not None:
             self.kernels.compile(adds=self.shared is not None)
 
@@ -176,9 +193,7 @@ class SparseMLP:
 
     def finish(self) -> None:
         """Prepare the loaded weights, and compile kernels before any graph is captured."""
-        if not isinstance(self.down.weights, ExpertWeights):
-            self.down.weights.finish()
-        self.down.compile_kernels()
+        self.down.finish()
         if self.down.shared is not None:
             self.down.shared.mlp.finish()
 

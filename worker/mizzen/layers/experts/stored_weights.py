@@ -38,6 +38,8 @@ class StoredExpertWeights(HeldExperts):
         """Allocate the biases; a subclass describes the tensors of both projections in `_stored`."""
         super().__init__(build, experts, hidden, prefix)
         self.biases = allocate_biases(build, experts, hidden)
+        self.dtype = build.dtype
+        """Data type of the model, to which weights are dequantized."""
         self._stored: dict[str, ExpertTensors] = {}
         self._loaded: dict[str, QuantizedExperts] = {}
         build.methods.append(self)

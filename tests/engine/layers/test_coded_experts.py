@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantized experts use kernels that decode them if device, format, sizes, gate and plans allow it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="this PyTorch comes without Triton")
+
+from mizzen.kernels.experts.few_rows import FewRowsTile
+from mizzen.layers.activation import ActivationFunction, ClampedSwiGLU
+from mizzen.layers.context import BuildContext
+from mizzen.layers.experts import coded_kernel_plans, coded_kernel_product
+from mizzen.layers.experts.coded_kernel_plans import CodedFormat
+from mizzen.layers.experts.coded_kernel_product import CodedKernelProduct, make_coded_product
+from mizzen.layers.experts.kernel_plans import ExpertKernelPlan, FewRows
+from mizzen.layers.experts.quantized_stack import QuantizedExperts
+from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
+from mizzen.models.block import Activation
+
+EXPERTS, HIDDEN, WIDTH = 2, 64, 48
+FEW = FewRows(FewRowsTile(4, 64, 4), FewRowsTile(4, 64, 4))
+PLAN = ExpertKernelPlan(few_rows=FEW, few_tokens=8, grouped=(), library_rows=0, library_size=0)
+BUILD = BuildContext(device=torch.device("cpu"), dtype=torch.bfloat16)
+SILU = ActivationFunction(BUILD, Activation.SILU)
+
+
+def make_experts(rows: int, columns: int, codes: Codes, step: int) -> QuantizedExperts:
+    per_byte = 2 if codes in (Codes.UINT4, Codes.E2M1) else 1
+    values = torch.zeros(EXPERTS * rows, columns // per_byte, dtype=torch.uint8)
+    scales = torch.ones(EXPERTS * rows, -(-columns // step))
+    weight = QuantizedWeight(codes=codes, values=values, scales=scales, column_step=step)
+    return QuantizedExperts(weight=weight, rows=rows)
+
+
+def make_weights(codes: Codes = Codes.E4M3, step: int = 16, *, down: Codes = Codes.E4M3) -> Any:
+    gate_up = make_experts(2 * WIDTH, HIDDEN, codes, step)
+    return SimpleNamespace(
+        gate_up=gate_up, down=make_experts(HIDDEN, WIDTH, down, step), biases=None, dtype=torch.bfloat16
+    )
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make all devices Hopper GPUs, for which only FP8 with scales of blocks has a plan."""
+    monkeypatch.setattr(coded_kernel_product, "has_wgmma", lambda device: True)
+    monkeypatch.setattr(coded_kernel_plans, "CODED_PLANS", {CodedFormat(Codes.E4M3, by_row=False): PLAN})
+
+
+def choose(weights: Any, activation: Any = SILU) -> CodedKernelProduct | None:
+    library: Any = None
+    return make_coded_product(weights, activation, library, experts=4)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_format_with_a_plan_is_decoded_in_registers() -> None:
+    product = choose(make_weights())
+    assert product is not None
+    assert product.plan is PLAN and product.dtype == torch.bfloat16
+    assert (product.sizes.experts, product.sizes.hidden, product.sizes.width) == (4, HIDDEN, WIDTH)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    "weights",
+    [
+        make_weights(Codes.INT8, down=Codes.INT8),
+        make_weights(step=HIDDEN),
+        make_weights(down=Codes.INT8),
+        make_weights(step=8),
+        make_weights(step=24),
+    ],
+    ids=["no plan", "no plan for rows", "different formats", "narrow steps", "steps that cross tiles"],
+)
+def test_other_formats_use_older_products(weights: Any) -> None:
+    assert choose(weights) is None
+
+
+@pytest.mark.usefixtures("hopper")
+def test_orders_of_columns_use_older_products() -> None:
+    weights = make_weights()
+    weights.down = replace(weights.down, orders=torch.zeros(EXPERTS, WIDTH, dtype=torch.int32))
+    assert choose(weights) is None
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_shard_with_one_scale_for_a_row_has_the_plan_of_its_blocks() -> None:
+    weights = make_weights(step=32)
+    weights.down = make_experts(HIDDEN, 32, Codes.E4M3, 32)
+    assert choose(weights) is not None
+
+
+@pytest.mark.usefixtures("hopper")
+def test_gates_without_kernels_use_older_products() -> None:
+    assert choose(make_weights(), ClampedSwiGLU(7.0, 1.702)) is not None
+    assert choose(make_weights(), ActivationFunction(BUILD, Activation.RELU2)) is None
+
+
+def test_other_devices_use_older_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coded_kernel_plans, "CODED_PLANS", {CodedFormat(Codes.E4M3, by_row=False): PLAN})
+    assert choose(make_weights()) is None
