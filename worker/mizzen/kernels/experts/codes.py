@@ -16,75 +16,66 @@ from mizzen.layers.quantized.canonical import Codes
 KINDS = {Codes.E4M3: 0, Codes.INT8: 1, Codes.UINT8: 2, Codes.UINT4: 3, Codes.E2M1: 4}
 """Number of each type of codes in kernels."""
 
-# In each: bytes $4, or $2 of the first, become bfloat16, two to a register.
+# In each, a register holds two words of 16 bits; the codes at the same place in both words become two
+# bfloat16 of a register. No code moves to another register.
 _E4M3_ASM = tl.constexpr(
     """{
-    .reg .b32 p, q, s, t, f;
+    .reg .b32 s, m, f;
     mov.b32 f, 0x7B807B80;
-    prmt.b32 p, $2, 0, 0x1404;
-    prmt.b32 q, $2, 0, 0x3424;
-    and.b32 s, p, 0x80008000;
-    shr.u32 p, p, 4;
-    and.b32 p, p, 0x07F007F0;
-    or.b32 p, p, s;
-    mul.rn.bf16x2 $0, p, f;
-    and.b32 t, q, 0x80008000;
-    shr.u32 q, q, 4;
-    and.b32 q, q, 0x07F007F0;
-    or.b32 q, q, t;
-    mul.rn.bf16x2 $1, q, f;
-    }"""
-)
-_E2M1_ASM = tl.constexpr(
-    """{
-    .reg .b32 p, q, s, m, f;
-    mov.b32 f, 0x7E807E80;
-    prmt.b32 p, $4, 0, 0x4140;
-    prmt.b32 q, $4, 0, 0x4342;
-    shl.b32 s, p, 12;
+    shl.b32 s, $2, 8;
     and.b32 s, s, 0x80008000;
-    shl.b32 m, p, 6;
-    and.b32 m, m, 0x01C001C0;
+    shl.b32 m, $2, 4;
+    and.b32 m, m, 0x07F007F0;
     or.b32 m, m, s;
     mul.rn.bf16x2 $0, m, f;
-    shl.b32 s, q, 12;
-    and.b32 s, s, 0x80008000;
-    shl.b32 m, q, 6;
-    and.b32 m, m, 0x01C001C0;
+    and.b32 s, $2, 0x80008000;
+    shr.u32 m, $2, 4;
+    and.b32 m, m, 0x07F007F0;
     or.b32 m, m, s;
     mul.rn.bf16x2 $1, m, f;
-    shl.b32 s, p, 8;
+    }"""
+)
+_E2M1_SCALED_ASM = tl.constexpr(
+    """{
+    .reg .b32 s;
+    shl.b32 s, $4, 12;
     and.b32 s, s, 0x80008000;
-    shl.b32 m, p, 2;
-    and.b32 m, m, 0x01C001C0;
-    or.b32 m, m, s;
-    mul.rn.bf16x2 $2, m, f;
-    shl.b32 s, q, 8;
+    shl.b32 $0, $4, 6;
+    and.b32 $0, $0, 0x01C001C0;
+    or.b32 $0, $0, s;
+    shl.b32 s, $4, 8;
     and.b32 s, s, 0x80008000;
-    shl.b32 m, q, 2;
-    and.b32 m, m, 0x01C001C0;
-    or.b32 m, m, s;
-    mul.rn.bf16x2 $3, m, f;
+    shl.b32 $1, $4, 2;
+    and.b32 $1, $1, 0x01C001C0;
+    or.b32 $1, $1, s;
+    shl.b32 s, $4, 4;
+    and.b32 s, s, 0x80008000;
+    shr.u32 $2, $4, 2;
+    and.b32 $2, $2, 0x01C001C0;
+    or.b32 $2, $2, s;
+    and.b32 s, $4, 0x80008000;
+    shr.u32 $3, $4, 6;
+    and.b32 $3, $3, 0x01C001C0;
+    or.b32 $3, $3, s;
     }"""
 )
 _UINT4_ASM = tl.constexpr(
     """{
-    .reg .b32 p, q, m, z;
+    .reg .b32 m, z;
     mov.b32 z, ZERO;
-    prmt.b32 p, $4, 0, 0x4140;
-    prmt.b32 q, $4, 0, 0x4342;
-    and.b32 m, p, 0x000F000F;
+    and.b32 m, $4, 0x000F000F;
     or.b32 m, m, 0x43004300;
     sub.rn.bf16x2 $0, m, z;
-    and.b32 m, q, 0x000F000F;
+    shr.u32 m, $4, 4;
+    and.b32 m, m, 0x000F000F;
     or.b32 m, m, 0x43004300;
     sub.rn.bf16x2 $1, m, z;
-    shr.u32 p, p, 4;
-    and.b32 m, p, 0x000F000F;
+    shr.u32 m, $4, 8;
+    and.b32 m, m, 0x000F000F;
     or.b32 m, m, 0x43004300;
     sub.rn.bf16x2 $2, m, z;
-    shr.u32 q, q, 4;
-    and.b32 m, q, 0x000F000F;
+    shr.u32 m, $4, 12;
+    and.b32 m, m, 0x000F000F;
     or.b32 m, m, 0x43004300;
     sub.rn.bf16x2 $3, m, z;
     }"""
@@ -121,43 +112,47 @@ def decode_scaled(codes, KIND: tl.constexpr, ZEROS: tl.constexpr):
 
 @triton.jit
 def _decode(codes, dtype: tl.constexpr, KIND: tl.constexpr, ZEROS: tl.constexpr):
-    """Return the values of codes, int32, in a floating-point type."""
+    """Return the values of codes, int32, in a floating-point type; those of E2M1 times 2 ** -126."""
     values = decode_scaled(codes, KIND, ZEROS)
     if KIND == 0:
         values *= 1.329227995784916e36  # 2 ** 120
-    if KIND == 4:
-        values *= 8.507059173023462e37  # 2 ** 126
     return values.to(dtype)
 
 
 @triton.jit
-def decode_bytes(codes, dtype: tl.constexpr, KIND: tl.constexpr, ZEROS: tl.constexpr, ASM: tl.constexpr):
-    """Return the values of the codes in bytes, uint8: those of the low and of the high four bits.
+def decode_words(words, dtype: tl.constexpr, KIND: tl.constexpr, ZEROS: tl.constexpr, ASM: tl.constexpr):
+    """Return the values of the codes in words, int16: four tiles, from the lowest code of each word on.
 
-    If a byte holds one code, both results are its value. `ASM` selects instructions for pairs of bfloat16.
+    If a word holds two codes, the last two tiles are the first two. Values of E2M1 are times 2 ** -126. `ASM`
+    selects instructions for pairs of bfloat16.
     """
     if ASM and KIND == 0:
-        low = tl.inline_asm_elementwise(
-            _E4M3_ASM, "=r,=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=4
+        first, second = tl.inline_asm_elementwise(
+            _E4M3_ASM, "=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
         )
-        high = low
+        third, fourth = first, second
     elif ASM and KIND == 3:
-        low, high = tl.inline_asm_elementwise(
-            _UINT4_OWN_ZEROS_ASM if ZEROS else _UINT4_IMPLIED_ZERO_ASM, "=r,=r,=r,=r,r", [codes],
-            dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
+        first, second, third, fourth = tl.inline_asm_elementwise(
+            _UINT4_OWN_ZEROS_ASM if ZEROS else _UINT4_IMPLIED_ZERO_ASM, "=r,=r,=r,=r,r", [words],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
         )  # fmt: skip
     elif ASM and KIND == 4:
-        low, high = tl.inline_asm_elementwise(
-            _E2M1_ASM, "=r,=r,=r,=r,r", [codes],
-            dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
+        first, second, third, fourth = tl.inline_asm_elementwise(
+            _E2M1_SCALED_ASM, "=&r,=&r,=&r,=&r,r", [words],
+            dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
         )  # fmt: skip
     elif KIND >= 3:
-        bits = codes.to(tl.int32)
-        low, high = _decode(bits & 15, dtype, KIND, ZEROS), _decode(bits >> 4, dtype, KIND, ZEROS)
+        bits = words.to(tl.int32)
+        first, second = _decode(bits & 15, dtype, KIND, ZEROS), _decode((bits >> 4) & 15, dtype, KIND, ZEROS)
+        third, fourth = (
+            _decode((bits >> 8) & 15, dtype, KIND, ZEROS), _decode((bits >> 12) & 15, dtype, KIND, ZEROS),
+        )  # fmt: skip
     else:
-        low = _decode(codes.to(tl.int32), dtype, KIND, ZEROS)
-        high = low
-    return low, high
+        bits = words.to(tl.int32)
+        first = _decode(bits & 255, dtype, KIND, ZEROS)
+        second = _decode((bits >> 8) & 255, dtype, KIND, ZEROS)
+        third, fourth = first, second
+    return first, second, third, fourth
 
 
 @triton.jit
@@ -170,3 +165,10 @@ def decode_scale(scales, dtype: tl.constexpr):
     else:
         values = scales.to(dtype)
     return values
+
+
+@triton.jit
+def decode_large_scale(scales, dtype: tl.constexpr):
+    """Return scales, exponents of E8M0 from 0 to 254, times 2 ** 63, but at most 2 ** 127."""
+    exponents = tl.minimum(scales.to(tl.int32) + 63, 254)
+    return (exponents << 23).to(tl.float32, bitcast=True).to(dtype)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grouped GEMMs of aligned pairs with quantized experts: `grouped_gemm` with weights decoded in registers.
 
-The two codes of a byte are those of adjacent columns. Inputs have the even columns before the odd ones, so
-that the low and the high halves of a tile of bytes are multiplied by adjacent inputs, and no code has to move
-to another register.
+Weights are loaded as words of 16 bits, which hold two or four codes of adjacent columns. Each of them is
+multiplied by its own part of the inputs: part p holds the columns whose codes are at place p of the words.
+Thus no code has to move to another register.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from mizzen.kernels.experts.align import AlignedPairs
-from mizzen.kernels.experts.codes import decode_bytes, decode_scale
+from mizzen.kernels.experts.codes import decode_large_scale, decode_scale, decode_words
 from mizzen.kernels.experts.gate import Gate, apply_gate
 from mizzen.kernels.experts.grouped_gemm import GroupedTile
 from mizzen.kernels.experts.matrices import CodedMatrices
@@ -31,57 +31,87 @@ def _multiply(rows, weights, sums, SWAP: tl.constexpr):
 
 
 @triton.jit
-def _multiply_both(evens, odds, low, high, sums, PER_BYTE: tl.constexpr, SWAP: tl.constexpr):
-    """Add the products of even and odd columns, if a byte has both, to the sums."""
-    sums = _multiply(evens, low, sums, SWAP)
-    if PER_BYTE == 2:
-        sums = _multiply(odds, high, sums, SWAP)
+def _multiply_parts(x0, x1, x2, x3, w0, w1, w2, w3, sums, PARTS: tl.constexpr, SWAP: tl.constexpr):
+    """Add the products of all parts of the inputs and weights to the sums."""
+    sums = _multiply(x0, w0, sums, SWAP)
+    sums = _multiply(x1, w1, sums, SWAP)
+    if PARTS == 4:
+        sums = _multiply(x2, w2, sums, SWAP)
+        sums = _multiply(x3, w3, sums, SWAP)
     return sums
 
 
 @triton.jit
+def _repeat(values, SHARE: tl.constexpr):
+    """Return values [outputs, groups], each repeated SHARE times, [outputs, groups * SHARE]."""
+    OUTPUTS: tl.constexpr = values.shape[0]
+    GROUPS: tl.constexpr = values.shape[1]
+    repeated = tl.broadcast_to(values[:, :, None], (OUTPUTS, GROUPS, SHARE))
+    return tl.reshape(repeated, (OUTPUTS, GROUPS * SHARE))
+
+
+@triton.jit
 def _add_stage(
-    evens, odds, codes, scale_at, zero_at, group, sums,
-    KIND: tl.constexpr, PER_BYTE: tl.constexpr, STEP: tl.constexpr, SCALES: tl.constexpr,
+    x0, x1, x2, x3, words, scale_at, zero_at, group, sums,
+    KIND: tl.constexpr, PARTS: tl.constexpr, STEP: tl.constexpr, SCALES: tl.constexpr,
     ZEROS: tl.constexpr, SWAP: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Add the product of a stage's inputs and weights, with codes [outputs, bytes], to the sums.
+    """Add the product of a stage's inputs and weights, with words [outputs, words], to the sums.
 
     `group` is the number of the stage's first scale; with a STEP of 0, the caller multiplies by the scales.
+    The sums of E2M1 are too small by 2 ** 63, or with a STEP of 0 by 2 ** 126.
     """
-    OUTPUTS: tl.constexpr = codes.shape[0]
-    BYTES: tl.constexpr = codes.shape[1]
-    SHARE: tl.constexpr = STEP // PER_BYTE
-    dtype: tl.constexpr = evens.dtype
-    low, high = decode_bytes(codes, dtype, KIND, ZEROS, ASM)
-    if STEP == 0 or SHARE >= BYTES:
+    WORDS: tl.constexpr = words.shape[1]
+    SHARE: tl.constexpr = STEP // PARTS
+    dtype: tl.constexpr = x0.dtype
+    w0, w1, w2, w3 = decode_words(words, dtype, KIND, ZEROS, ASM)
+    if STEP == 0 or SHARE >= WORDS:
         if ZEROS:
             # Differences of codes are exact in 16 bits.
             zero = tl.load(zero_at + group).to(dtype)[:, None]
-            low -= zero
-            high -= zero
+            w0, w1, w2, w3 = w0 - zero, w1 - zero, w2 - zero, w3 - zero
         if STEP == 0:
-            sums = _multiply_both(evens, odds, low, high, sums, PER_BYTE, SWAP)
+            sums = _multiply_parts(x0, x1, x2, x3, w0, w1, w2, w3, sums, PARTS, SWAP)
         else:
-            product = _multiply_both(evens, odds, low, high, tl.zeros_like(sums), PER_BYTE, SWAP)
+            none = tl.zeros_like(sums)
+            product = _multiply_parts(x0, x1, x2, x3, w0, w1, w2, w3, none, PARTS, SWAP)
             scale = decode_scale(tl.load(scale_at + group), tl.float32)
+            if KIND == 4:
+                product *= 9223372036854775808.0  # 2 ** 63
             sums += product * (scale[:, None] if SWAP else scale[None, :])
     else:
-        GROUPS: tl.constexpr = BYTES // SHARE
+        GROUPS: tl.constexpr = WORDS // SHARE
         number = tl.minimum(group + tl.arange(0, GROUPS), SCALES - 1)
         if ZEROS:
-            zero = tl.load(zero_at[:, None] + number[None, :]).to(dtype)[:, :, None]
-            zero = tl.reshape(tl.broadcast_to(zero, (OUTPUTS, GROUPS, SHARE)), (OUTPUTS, BYTES))
-            low -= zero
-            high -= zero
-        # Products with the powers of two of E2M1 are exact; others are rounded once.
-        exact: tl.constexpr = dtype if KIND == 4 else tl.float32
-        scale = decode_scale(tl.load(scale_at[:, None] + number[None, :]), exact)[:, :, None]
-        scale = tl.reshape(tl.broadcast_to(scale, (OUTPUTS, GROUPS, SHARE)), (OUTPUTS, BYTES))
-        low = (low.to(exact) * scale).to(dtype)
-        high = (high.to(exact) * scale).to(dtype)
-        sums = _multiply_both(evens, odds, low, high, sums, PER_BYTE, SWAP)
+            zero = _repeat(tl.load(zero_at[:, None] + number[None, :]).to(dtype), SHARE)
+            w0, w1, w2, w3 = w0 - zero, w1 - zero, w2 - zero, w3 - zero
+        scale = tl.load(scale_at[:, None] + number[None, :])
+        if KIND == 4:
+            # Products with powers of two are exact, and so are these unless the scale is less than 2 ** -63.
+            factor = _repeat(decode_large_scale(scale, dtype), SHARE)
+            w0, w1, w2, w3 = w0 * factor, w1 * factor, w2 * factor, w3 * factor
+        else:
+            factor = _repeat(decode_scale(scale, tl.float32), SHARE)
+            w0, w1 = (w0.to(tl.float32) * factor).to(dtype), (w1.to(tl.float32) * factor).to(dtype)
+            w2, w3 = (w2.to(tl.float32) * factor).to(dtype), (w3.to(tl.float32) * factor).to(dtype)
+        sums = _multiply_parts(x0, x1, x2, x3, w0, w1, w2, w3, sums, PARTS, SWAP)
     return sums
+
+
+@triton.jit
+def _load_parts(x_at, within, PARTS: tl.constexpr, LINE: tl.constexpr, MASK: tl.constexpr):
+    """Return the parts of a stage's inputs, [pairs, words] each; with two parts, each of them twice."""
+    if MASK:
+        x0, x1 = tl.load(x_at, within, 0.0), tl.load(x_at + LINE, within, 0.0)
+    else:
+        x0, x1 = tl.load(x_at), tl.load(x_at + LINE)
+    x2, x3 = x0, x1
+    if PARTS == 4:
+        if MASK:
+            x2, x3 = tl.load(x_at + 2 * LINE, within, 0.0), tl.load(x_at + 3 * LINE, within, 0.0)
+        else:
+            x2, x3 = tl.load(x_at + 2 * LINE), tl.load(x_at + 3 * LINE)
+    return x0, x1, x2, x3
 
 
 @triton.jit(do_not_specialize=["blocks"])
@@ -89,19 +119,21 @@ def _grouped_kernel(
     x, values, scales, zeros, bias, out, pairs, block_experts, limit, slope, blocks,
     PER_ROW: tl.constexpr, SIZE: tl.constexpr, INNER: tl.constexpr, GATE: tl.constexpr, BIAS: tl.constexpr,
     KIND: tl.constexpr, PER_BYTE: tl.constexpr, ROW_STEP: tl.constexpr, STEP: tl.constexpr,
-    SCALES: tl.constexpr, ZEROS: tl.constexpr, APART: tl.constexpr, ROWS: tl.constexpr,
+    SCALES: tl.constexpr, ZEROS: tl.constexpr, OUT_PARTS: tl.constexpr, ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, SWAP: tl.constexpr, SPAN: tl.constexpr, ASM: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Multiply a block of pairs by a tile of weight rows; -1 stands for no gate.
 
-    `x` is [pairs / PER_ROW, INNER], `values` hold [held, SIZE, INNER] (with a gate 2 * SIZE), `out` is
-    [pairs, SIZE]. With APART, even outputs are written before odd ones.
+    `x` is [pairs / PER_ROW, INNER], in parts, `values` hold [held, SIZE, INNER] (with a gate 2 * SIZE), `out`
+    is [pairs, SIZE], in OUT_PARTS parts (see `put_in_parts`).
     """
     TILES: tl.constexpr = (SIZE + OUTPUTS - 1) // OUTPUTS
     HAS_GATE: tl.constexpr = GATE >= 0
-    LINE: tl.constexpr = INNER // PER_BYTE
-    BYTES: tl.constexpr = COLUMNS // PER_BYTE
+    PARTS: tl.constexpr = 2 * PER_BYTE
+    LINE: tl.constexpr = INNER // PARTS
+    WORDS: tl.constexpr = COLUMNS // PARTS
+    MASK: tl.constexpr = LINE % WORDS != 0
     program = tl.program_id(0)
     block, tile = program // TILES, program % TILES
     if SPAN > 1:
@@ -118,40 +150,37 @@ def _grouped_kernel(
     real = pair >= 0
     # Padding repeats the first pair, which every used block has.
     pair = tl.where(real, pair, tl.load(at)).to(tl.int64)
-    output, byte = tile * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, BYTES)
+    output, word = tile * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, WORDS)
     exists = output < SIZE
     row = expert.to(tl.int64) * SIZE * (1 + HAS_GATE) + tl.where(exists, output, 0)
     scale_row, up_scale_row = row // ROW_STEP * SCALES, (row + SIZE) // ROW_STEP * SCALES
-    x_at = x + (pair // PER_ROW)[:, None] * INNER + byte[None, :]
-    codes_at = values + row[:, None] * LINE + byte[None, :]
+    x_at = x + (pair // PER_ROW)[:, None] * INNER + word[None, :]
+    words_at = values + row[:, None] * LINE + word[None, :]
     sums = tl.zeros((OUTPUTS, ROWS) if SWAP else (ROWS, OUTPUTS), tl.float32)
     ups = sums
-    for start in range(0, LINE, BYTES):
-        within = (start + byte < LINE)[None, :]
-        group = start * PER_BYTE // STEP if STEP > 0 else 0
-        if LINE % BYTES == 0:
-            evens = tl.load(x_at + start)
-            odds = tl.load(x_at + LINE + start) if PER_BYTE == 2 else evens
-            codes = tl.load(codes_at + start)
-        else:
-            evens = tl.load(x_at + start, within, 0.0)
-            odds = tl.load(x_at + LINE + start, within, 0.0) if PER_BYTE == 2 else evens
-            codes = tl.load(codes_at + start, within, 0)
+    for start in range(0, LINE, WORDS):
+        within = (start + word < LINE)[None, :]
+        group = start * PARTS // STEP if STEP > 0 else 0
+        x0, x1, x2, x3 = _load_parts(x_at + start, within, PARTS, LINE, MASK)
+        words = tl.load(words_at + start, within, 0) if MASK else tl.load(words_at + start)
         sums = _add_stage(
-            evens, odds, codes, scales + scale_row, zeros + scale_row, group, sums,
-            KIND, PER_BYTE, STEP, SCALES, ZEROS, SWAP, ASM,
+            x0, x1, x2, x3, words, scales + scale_row, zeros + scale_row, group, sums,
+            KIND, PARTS, STEP, SCALES, ZEROS, SWAP, ASM,
         )  # fmt: skip
         if HAS_GATE:
-            if LINE % BYTES == 0:
-                codes = tl.load(codes_at + SIZE * LINE + start)
-            else:
-                codes = tl.load(codes_at + SIZE * LINE + start, within, 0)
+            up_at = words_at + SIZE * LINE + start
+            words = tl.load(up_at, within, 0) if MASK else tl.load(up_at)
             ups = _add_stage(
-                evens, odds, codes, scales + up_scale_row, zeros + up_scale_row, group, ups,
-                KIND, PER_BYTE, STEP, SCALES, ZEROS, SWAP, ASM,
+                x0, x1, x2, x3, words, scales + up_scale_row, zeros + up_scale_row, group, ups,
+                KIND, PARTS, STEP, SCALES, ZEROS, SWAP, ASM,
             )  # fmt: skip
     if SWAP:
         sums, ups = tl.trans(sums), tl.trans(ups)
+    if KIND == 4:
+        factor: tl.constexpr = 9223372036854775808.0  # 2 ** 63
+        sums, ups = sums * factor, ups * factor
+        if STEP == 0:
+            sums, ups = sums * factor, ups * factor
     if STEP == 0:
         sums *= decode_scale(tl.load(scales + scale_row), tl.float32)[None, :]
         if HAS_GATE:
@@ -162,7 +191,7 @@ def _grouped_kernel(
             ups += tl.load(bias + row + SIZE).to(tl.float32)[None, :]
     if HAS_GATE:
         sums = apply_gate(sums, ups, limit, slope, GATE)
-    place = output % 2 * (SIZE // 2) + output // 2 if APART else output
+    place = output % OUT_PARTS * (SIZE // OUT_PARTS) + output // OUT_PARTS
     out_at = out + pair[:, None] * SIZE + place[None, :]
     tl.store(out_at, sums.to(out.dtype.element_ty), real[:, None] & exists[None, :])
 
@@ -177,15 +206,16 @@ def _launch(
     *,
     per_row: int,
     gate: Gate | None,
-    apart: bool,
+    out_parts: int,
 ) -> None:
     size, blocks, scales, zeros = out.shape[1], len(aligned.experts), weight.scales, weight.zeros
+    values = weight.values.view(torch.int16)
     _grouped_kernel[(triton.cdiv(blocks, tile.span) * tile.span * triton.cdiv(size, tile.outputs),)](
-        x, weight.values, scales, scales if zeros is None else zeros, x if bias is None else bias, out,
+        x, values, scales, scales if zeros is None else zeros, x if bias is None else bias, out,
         aligned.pairs, aligned.experts,
         0.0 if gate is None else gate.limit, 0.0 if gate is None else gate.slope, blocks,
         PER_ROW=per_row, SIZE=size, INNER=weight.columns, GATE=-1 if gate is None else gate.number,
-        BIAS=bias is not None, **weight.constants, APART=apart, ROWS=tile.rows, OUTPUTS=tile.outputs,
+        BIAS=bias is not None, **weight.constants, OUT_PARTS=out_parts, ROWS=tile.rows, OUTPUTS=tile.outputs,
         COLUMNS=tile.columns, SWAP=tile.swap, SPAN=tile.span, ASM=x.is_cuda and x.dtype == torch.bfloat16,
         num_warps=tile.warps, num_stages=tile.stages, **pdl_launch_options(x),
     )  # fmt: skip
@@ -200,24 +230,24 @@ def gate_up_grouped_coded(
     tile: GroupedTile,
     bias: torch.Tensor | None = None,
     *,
-    apart: bool = False,
+    out_parts: int = 1,
 ) -> torch.Tensor:
     """Multiply each pair's token by gate and up of its expert; return activation(gate) * up, [pairs, width].
 
     Rows of pairs that are in no block are not written.
 
     Args:
-        x: Inputs [tokens, hidden]; if a byte holds two codes, the even columns before the odd ones.
+        x: Inputs [tokens, hidden], in `weight.parts` parts; see `put_in_parts`.
         per_token: Number of experts that a token chooses.
         aligned: Pairs, in blocks of `tile.rows`.
         weight: Gate rows, then up rows, of each expert.
         gate: Function of gate and up.
         tile: Tiling.
         bias: Biases of the weight's rows, [held, 2 * width].
-        apart: Whether the even columns of the result are before the odd ones.
+        out_parts: Number of parts of the result; see `put_in_parts`.
     """
     inner = torch.empty(len(x) * per_token, weight.rows // 2, dtype=x.dtype, device=x.device)
-    _launch(x, aligned, weight, bias, inner, tile, per_row=per_token, gate=gate, apart=apart)
+    _launch(x, aligned, weight, bias, inner, tile, per_row=per_token, gate=gate, out_parts=out_parts)
     return inner
 
 
@@ -233,17 +263,17 @@ def down_grouped_coded(
     Rows of pairs that are in no block are not written.
 
     Args:
-        inner: Inner elements [pairs, width]; if a byte holds two codes, the even columns before the odd ones.
+        inner: Inner elements [pairs, width], in `weight.parts` parts; see `put_in_parts`.
         aligned: Pairs, in blocks of `tile.rows`.
         weight: Down projections.
         tile: Tiling.
         bias: Biases of the outputs, [held, hidden].
     """
     outputs = torch.empty(len(inner), weight.rows, dtype=inner.dtype, device=inner.device)
-    _launch(inner, aligned, weight, bias, outputs, tile, per_row=1, gate=None, apart=False)
+    _launch(inner, aligned, weight, bias, outputs, tile, per_row=1, gate=None, out_parts=1)
     return outputs
 
 
-def put_even_columns_first(x: torch.Tensor) -> torch.Tensor:
-    """Return x [rows, columns] with the even columns before the odd ones, contiguous."""
-    return x.unflatten(1, (-1, 2)).transpose(1, 2).reshape(x.shape)
+def put_in_parts(x: torch.Tensor, parts: int) -> torch.Tensor:
+    """Return x [rows, columns] in parts, contiguous: column c is at place c // parts of part c % parts."""
+    return x.unflatten(1, (-1, parts)).transpose(1, 2).reshape(x.shape)

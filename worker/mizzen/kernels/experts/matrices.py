@@ -40,6 +40,11 @@ class CodedMatrices:
         return 2 if self.codes in TWO_PER_BYTE else 1
 
     @property
+    def parts(self) -> int:
+        """Codes in a word of 16 bits, and parts of inputs; see `mizzen.kernels.experts.grouped_coded`."""
+        return 2 * self.per_byte
+
+    @property
     def by_row(self) -> bool:
         """Whether all columns of a row share a scale."""
         return self.column_step >= self.columns

@@ -12,7 +12,7 @@ from mizzen.kernels.experts.gate import KINDS
 from mizzen.kernels.experts.grouped_coded import (
     down_grouped_coded,
     gate_up_grouped_coded,
-    put_even_columns_first,
+    put_in_parts,
 )
 from mizzen.kernels.experts.matrices import CodedMatrices
 from mizzen.kernels.experts.weighted_sum import sum_pairs
@@ -96,7 +96,7 @@ class CodedKernelProduct:
                 inner = gate_up_coded_rows(x, chosen, self.gate_up, self.gate, gate_up, self.gate_up_bias)
                 return down_coded_rows(inner, chosen, weights, self.down, down, self.down_bias, added, dtype)
             case Grouped(gate_up, down):
-                inputs = put_even_columns_first(x) if self.gate_up.per_byte == 2 else x
+                inputs = put_in_parts(x, self.gate_up.parts)
                 aligned = align_pairs(chosen, experts, gate_up.rows)
                 inner = gate_up_grouped_coded(
                     inputs,
@@ -106,7 +106,7 @@ class CodedKernelProduct:
                     self.gate,
                     gate_up,
                     self.gate_up_bias,
-                    apart=self.down.per_byte == 2,
+                    out_parts=self.down.parts,
                 )
                 outputs = down_grouped_coded(inner, aligned, self.down, down, self.down_bias)
                 return sum_pairs(outputs, chosen, weights, experts, added, dtype)
