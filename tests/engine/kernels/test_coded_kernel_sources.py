@@ -13,16 +13,16 @@ pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 from expert_kernel_code import Compiled
 
 from mizzen.kernels.experts import few_coded_rows, grouped_coded
-from mizzen.layers.experts.coded_kernel_plans import (
-    CODED_PLAN,
-    FEW_CODED,
-    LARGE_CODED,
-    SMALL_CODED,
-)
-from mizzen.layers.experts.kernel_plans import Grouped
+from mizzen.kernels.experts.few_rows import FewRowsTile
+from mizzen.kernels.experts.grouped_gemm import GroupedTile
 
 HIDDEN, WIDTH, HELD = 2048, 768, 128
-BYTES = {"values": "*u8", "bias": "*bf16"}
+TYPES = {"values": "*i16", "bias": "*bf16"}
+FEW = FewRowsTile(4, 2048, 4)
+GROUPED = {
+    "small": GroupedTile(16, 64, 128, 4, 4, swap=True),
+    "large": GroupedTile(64, 64, 128, 3, 4, swap=False),
+}
 FORMATS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "fp8 blocks": (
         {"KIND": 0, "PER_BYTE": 1, "ROW_STEP": 128, "STEP": 128, "SCALES": 16, "ZEROS": False},
@@ -42,10 +42,11 @@ FORMATS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_few_rows_have_all_codes_of_a_tile_in_flight(name: str, tmp_path: Path) -> None:
     constants, types = FORMATS[name]
-    tile = FEW_CODED.gate_up
+    tile = FEW
     sizes = {"HELD": HELD, "PER_TOKEN": 8, "HIDDEN": HIDDEN, "WIDTH": WIDTH, "BIAS": False, "PDL": True}
     known = {**constants, **sizes, "GATE": 0, "ROWS": tile.rows, "COLUMNS": tile.columns}
-    code = Compiled(few_coded_rows._gate_up_kernel, known, {**BYTES, **types}, tmp_path, num_warps=tile.warps)
+    types = {**TYPES, **types, "values": "*u8"}
+    code = Compiled(few_coded_rows._gate_up_kernel, known, types, tmp_path, num_warps=tile.warps)
     loads = 2 * tile.rows * HIDDEN // known["PER_BYTE"] // (16 * 32 * tile.warps)
     order = code.find(r"LDG\.E\.128|FMUL|FFMA")
     assert order[:loads] == ["LDG.E.128"] * loads
@@ -54,21 +55,19 @@ def test_few_rows_have_all_codes_of_a_tile_in_flight(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("gated", [True, False], ids=["gate-up", "down"])
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("variant", [SMALL_CODED, LARGE_CODED], ids=["small", "large"])
-def test_grouped_gemms_decode_pairs_for_wgmma(
-    variant: Grouped, name: str, gated: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("size", GROUPED)
+def test_grouped_gemms_decode_pairs_for_wgmma(size: str, name: str, gated: bool, tmp_path: Path) -> None:
     constants, types = FORMATS[name]
-    tile = variant.gate_up if gated else variant.down
-    size, inner = (WIDTH, HIDDEN) if gated else (HIDDEN, WIDTH)
+    tile = GROUPED[size]
+    outputs, inner = (WIDTH, HIDDEN) if gated else (HIDDEN, WIDTH)
     known = {
         **constants,
         "PER_ROW": 8 if gated else 1,
-        "SIZE": size,
+        "SIZE": outputs,
         "INNER": inner,
         "GATE": 0 if gated else -1,
         "BIAS": False,
-        "APART": gated,
+        "OUT_PARTS": 2 * constants["PER_BYTE"] if gated else 1,
         "ROWS": tile.rows,
         "OUTPUTS": tile.outputs,
         "COLUMNS": tile.columns,
@@ -80,15 +79,10 @@ def test_grouped_gemms_decode_pairs_for_wgmma(
     code = Compiled(
         grouped_coded._grouped_kernel,
         known,
-        {**BYTES, **types},
+        {**TYPES, **types},
         tmp_path,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
     assert "HGMMA" in code.instructions and "LDGSTS" in code.instructions
     assert not code.spilled
-
-
-def test_the_plan_has_as_many_rows_in_both_products() -> None:
-    for variant in CODED_PLAN.variants:
-        assert not isinstance(variant, Grouped) or variant.gate_up.rows == variant.down.rows

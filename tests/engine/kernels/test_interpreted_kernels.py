@@ -30,6 +30,7 @@ KERNELS = (
     "tests/gpu/kernels/test_kernels.py",
     "tests/gpu/kernels/test_dequantize_mxfp4.py",
     "tests/gpu/kernels/test_expert_kernels.py",
+    "tests/gpu/kernels/test_coded_mixtures.py",
     *(f"tests/gpu/engine/test_logprobs.py::{name}" for name in LOGPROBS),
     "tests/gpu/engine/test_logits_processing.py::test_the_penalty_kernel_equals_the_eager_reference",
     f"{FLASH_DECODE}::test_triton_decode_equals_the_reference[(3, 1, 32, 24, True)-60-4x32s0w4]",

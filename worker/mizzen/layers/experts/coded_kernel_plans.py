@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels and tiles multiply a batch by quantized experts, as a table by format.
-
-`benchmarks/quantized_experts.py` measures the entries of the table, and others.
-"""
+"""Which kernels and tiles multiply a batch by quantized experts, as a table by format."""
 
 from __future__ import annotations
 
