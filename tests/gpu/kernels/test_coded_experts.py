@@ -109,7 +109,7 @@ def expect(weights: Weights, activation: Any, x: torch.Tensor, chosen: torch.Ten
     biases = weights.biases
     if biases is not None and biases.down is not None:
         biases = ExpertBiases(biases.gate_up.cpu().double(), biases.down.cpu().double())
-    product = SortedProduct(gate_up, down, activation, biases, partial=True)
+    product = SortedProduct(gate_up, down, activation, biases)
     return product(x.cpu().double(), chosen.cpu(), factors.cpu().double())
 
 

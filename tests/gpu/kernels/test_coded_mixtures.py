@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers whose kernels decode quantized experts equal those that dequantize them: on a GPU, or in Triton's
+"""Layers whose kernels decode quantized experts equal layers that dequantize them: on a GPU, or in Triton's
 interpreter (TRITON_INTERPRET=1)."""
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def make_layer(name: str, folder: Path, mesh: Mesh, *, fused: bool) -> SparseMLP
     ],
     ids=[*MODELS, "half of the width", "half of the experts"],
 )
-def test_layers_equal_those_that_dequantize(name: str, mesh: Mesh, tmp_path: Path) -> None:
+def test_kernels_equal_layers_that_dequantize(name: str, mesh: Mesh, tmp_path: Path) -> None:
     """One token uses the kernels for few rows, nine use grouped GEMMs, and 24 the older product."""
     exact, fast = (make_layer(name, tmp_path, mesh, fused=fused) for fused in (False, True))
     assert exact.down.kernels is None

@@ -11,7 +11,7 @@ from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
 
 @dataclass(frozen=True, slots=True)
 class CodedFormat:
-    """What the speed of decoding a weight depends on."""
+    """Properties of weights on which the speed of decoding them depends."""
 
     codes: Codes
     by_row: bool

@@ -6,7 +6,7 @@ All shapes are static and nothing is synchronised with the host, so that CUDA gr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
@@ -32,9 +32,6 @@ from mizzen.layers.experts.products import ExpertProduct, GroupedProduct
 from mizzen.layers.experts.router import ExpertRouter
 from mizzen.layers.linear_methods.base import GateActivation
 from mizzen.models.experts_config import Scoring
-
-if TYPE_CHECKING:
-    from mizzen.layers.experts.coded_kernel_product import CodedKernelProduct
 
 
 def make_gate(activation: GateActivation) -> Gate:
@@ -208,12 +205,32 @@ def make_rules(router: ExpertRouter) -> RoutingRules:
     )
 
 
+class ProductByPlan(Protocol):
+    """A product by kernels that a plan chooses: `KernelProduct`, or `CodedKernelProduct`."""
+
+    dtype: torch.dtype
+    """Data type of inputs."""
+
+    def run(
+        self,
+        x: torch.Tensor,
+        chosen: torch.Tensor,
+        weights: torch.Tensor,
+        *,
+        added: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return this rank's sums of outputs [tokens, hidden]; see `KernelProduct.run`."""
+        ...
+
+    def compile(self, per_token: int, *, adds: bool) -> None:
+        """Compile the kernels of all variants; see `KernelProduct.compile`."""
+        ...
+
+
 class ExpertKernels:
     """The kernels of a mixture: those of its product, and those of its router unless PyTorch computes it."""
 
-    def __init__(
-        self, router: KernelRouter | ExpertRouter, product: KernelProduct | CodedKernelProduct
-    ) -> None:
+    def __init__(self, router: KernelRouter | ExpertRouter, product: ProductByPlan) -> None:
         self.router, self.product = router, product
 
     def __call__(self, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
