@@ -113,6 +113,25 @@ def test_call_that_is_cut_off_stays_incomplete() -> None:
     assert parse([*text, "{"], cut_off=True) == ("", "", [("weather", "{")], None)
 
 
+@pytest.mark.parametrize("prompt", ["", ROLE, f"{ROLE}<|channel|>final<|message|>", "<|end|>"])
+@pytest.mark.parametrize("word", ["assistant", "assistant assistant", "an assistant", "ass", "to", " t", "tool"])
+def test_answer_of_words_of_a_header_is_text(prompt: str, word: str) -> None:
+    """Without a marker after them, words with which a header might begin are the answer."""
+    assert parse([word], prompt) == ("", word, [], None)
+    assert parse([*word], prompt) == ("", word, [], None)
+    assert parse([marked(f"{word}<|return|>")], prompt) == ("", word, [], None)
+
+
+def test_role_without_its_start_is_no_text() -> None:
+    text = marked(f"<|channel|>analysis<|message|>a<|end|>assistant {TO}<|channel|>commentary<|message|>[1]")
+    assert parse([*text]) == ("a", "", [("weather", "[1]")], "tool_calls")
+
+
+def test_words_of_an_answer_that_is_cut_off() -> None:
+    assert parse(["assistant"], "", cut_off=True) == ("", "assistant", [], None)
+    assert parse([" to"], cut_off=True) == ("", "", [], None)
+
+
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [

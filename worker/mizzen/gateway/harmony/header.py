@@ -66,15 +66,24 @@ class HeaderReader:
             return None
         return self._split_text(section)
 
-    def end(self) -> tuple[MessageHeader, str]:
-        """End a header that no `<|message|>` follows; return it, and the text that belongs to the message."""
+    def end(self, *, cut_off: bool = False) -> tuple[MessageHeader, str]:
+        """End a header that no `<|message|>` follows; return it, and the text that belongs to the message.
+
+        Words that only might have become a header are text, except words after a marker with `cut_off`,
+        which means that it was not the model that ended them.
+        """
         section = self._sections[self._marker]
-        if self._marker != CHANNEL:
-            return self.header(), ""
-        words = section.split()
-        text = words[-1] if len(words) > 1 else ""
-        is_header = text.startswith("to") or any(known.startswith(text) for known in TYPES)
-        return self.header(), "" if is_header else text
+        if self._marker == CHANNEL:
+            words = section.split()
+            text = words[-1] if len(words) > 1 else ""
+            is_header = text.startswith("to") or any(known.startswith(text) for known in TYPES)
+            return self.header(), "" if is_header else text
+        if self._marker == START and not cut_off and section.lstrip().startswith(ASSISTANT):
+            text = section.lstrip()[len(ASSISTANT) :]
+        else:
+            text = "" if self._marker else section
+        is_text = text.strip() and not self.header().recipient
+        return self.header(), text if is_text else ""
 
     def header(self) -> MessageHeader:
         """Return the header read so far."""

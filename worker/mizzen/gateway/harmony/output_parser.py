@@ -151,7 +151,7 @@ class HarmonyParser:
         """
         self._read(rest)
         if self._header is not None:
-            self._end_header(self._header)
+            self._end_header(self._header, cut_off=cut_off)
         if not cut_off:
             self._end_message()
         if self._stop is not None:
@@ -195,9 +195,9 @@ class HarmonyParser:
             if marker in (START, CHANNEL):
                 self._header.begin_section(marker)
 
-    def _end_header(self, header: HeaderReader) -> None:
+    def _end_header(self, header: HeaderReader, *, cut_off: bool = False) -> None:
         """End a header that no `<|message|>` follows: text that does not belong to it becomes a message."""
-        ended, text = header.end()
+        ended, text = header.end(cut_off=cut_off)
         if text:
             self._begin_message(ended)
             self._add_text(text)
