@@ -18,7 +18,7 @@ DRY_RUN ?=
 ROUNDS ?= 5
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-down test fuzz test-gpu soak e2e lint bench bench-gpu docs lint-workflows release-dry-run clean
+.PHONY: help install demo demo-down test client-tests fuzz test-gpu soak e2e lint bench bench-gpu docs lint-workflows release-dry-run clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,6 +45,11 @@ lint: $(STAMP) ## run ruff and pyright
 test: $(STAMP) lint ## run lint, type checks and all tests
 	@$(BIN)/mizzen-local assets > /dev/null  # first, because it may have to build them, which takes longer than a test's timeout
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations 15
+
+client-tests: $(STAMP) ## run lm-evaluation-harness and litellm, in an environment of their own, against `mizzen serve`
+	$(PYTHON) -m venv build/client-tools
+	build/client-tools/bin/pip install --quiet --disable-pip-version-check --requirement tests/clients/requirements.txt
+	$(BIN)/python tests/clients/run.py build/client-tools/bin
 
 fuzz: $(STAMP) ## run the property tests with new random examples, ROUNDS times (default 5)
 	for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m hypothesis --hypothesis-profile fuzz || exit; done

@@ -114,7 +114,9 @@ def test_call_that_is_cut_off_stays_incomplete() -> None:
 
 
 @pytest.mark.parametrize("prompt", ["", ROLE, f"{ROLE}<|channel|>final<|message|>", "<|end|>"])
-@pytest.mark.parametrize("word", ["assistant", "assistant assistant", "an assistant", "ass", "to", " t", "tool"])
+@pytest.mark.parametrize(
+    "word", ["assistant", "assistant assistant", "an assistant", "ass", "to", " t", "tool"]
+)
 def test_answer_of_words_of_a_header_is_text(prompt: str, word: str) -> None:
     """Without a marker after them, words with which a header might begin are the answer."""
     assert parse([word], prompt) == ("", word, [], None)

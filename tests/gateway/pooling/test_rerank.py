@@ -75,6 +75,26 @@ async def test_continue_finds_the_scores_of_its_chunks(post: Any, engine: Any) -
         assert scores[0] < 0.5 < scores[1]
 
 
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
+async def test_litellm_gets_ranked_documents(post: Any, engine: Any, path: str) -> None:
+    """litellm 1.110 sends this body, as `hosted_vllm` and `jina_ai` to /v1/rerank, as `cohere` to /v2/rerank.
+
+    It needs `results` with an index and a score each, and reads usage from `usage`, `meta` or both.
+    """
+    response = await post(engine, path, query=QUERY, documents=DOCUMENTS, top_n=2, return_documents=True)
+    assert response.status_code == 200, response.text
+    assert "x-mizzen-ignored" not in response.headers
+    answer = response.json()
+    assert answer["id"]
+    assert [item["index"] for item in answer["results"]] == [1, 0]
+    assert [item["document"] for item in answer["results"]] == [
+        {"text": DOCUMENTS[1]},
+        {"text": DOCUMENTS[0]},
+    ]
+    assert {type(item["relevance_score"]) for item in answer["results"]} == {float}
+    assert answer["usage"]["total_tokens"] == answer["meta"]["tokens"]["input_tokens"] > 0
+
+
 async def test_options_of_results(post: Any, engine: Any) -> None:
     response = await post(
         engine, "/v2/rerank", query=QUERY, documents=[{"text": text} for text in DOCUMENTS], top_n=1
