@@ -49,7 +49,7 @@ test: $(STAMP) lint ## run lint, type checks and all tests
 client-tests: $(STAMP) ## run lm-evaluation-harness and litellm, in an environment of their own, against `mizzen serve`
 	$(PYTHON) -m venv build/client-tools
 	build/client-tools/bin/pip install --quiet --disable-pip-version-check --requirement tests/clients/requirements.txt
-	$(BIN)/python tests/clients/run.py build/client-tools/bin
+	$(BIN)/python tests/clients/run_clients.py build/client-tools/bin
 
 fuzz: $(STAMP) ## run the property tests with new random examples, ROUNDS times (default 5)
 	for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m hypothesis --hypothesis-profile fuzz || exit; done

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run real clients that the test environment does not install against `mizzen serve`.
 
-Usage: run.py BIN, where BIN is the folder with the programs of an environment with the packages in
+Usage: run_clients.py BIN, where BIN is the folder with the programs of an environment with the packages in
 requirements.txt. `make client-tests` creates it.
 
 - lm-evaluation-harness runs two multiple-choice tasks with `local-completions` and the server's tokenizer.
-  Its log-likelihoods have to equal those of Transformers. If its prompts have long prefixes in common, the
+  Its log-likelihoods have to equal Transformers'. If its prompts have long prefixes in common, the
   engine has to compute at most a third of their tokens.
 - litellm chats, streams, completes, embeds, ranks documents as three of its providers do, and calls the
   Messages API.
@@ -127,7 +127,7 @@ def compare(samples: list[dict[str, Any]]) -> float:
 
 
 def count_tokens(url: str) -> tuple[float, float]:
-    """Return the numbers of prompt tokens so far, and of those that came from the prefix cache."""
+    """Return the numbers of prompt tokens so far, and how many came from the prefix cache."""
     metrics = httpx.get(f"{url.removesuffix('/v1')}/metrics").text
     found = [
         re.search(rf'^mizzen_gateway_{name}_total{{model="demo"}} (\S+)', metrics, re.MULTILINE)
