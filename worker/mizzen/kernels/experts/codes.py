@@ -17,7 +17,8 @@ KINDS = {Codes.E4M3: 0, Codes.INT8: 1, Codes.UINT8: 2, Codes.UINT4: 3, Codes.E2M
 """Number of each type of codes in kernels."""
 
 # In each, a register holds two words of 16 bits; the codes at the same place in both words become two
-# bfloat16 of a register. No code moves to another register.
+# bfloat16 of a register. No code moves to another register. Results are written before the words are read for
+# the last time (`=&r`).
 _E4M3_ASM = tl.constexpr(
     """{
     .reg .b32 s, m, f;
@@ -128,12 +129,12 @@ def decode_words(words, dtype: tl.constexpr, KIND: tl.constexpr, ZEROS: tl.const
     """
     if ASM and KIND == 0:
         first, second = tl.inline_asm_elementwise(
-            _E4M3_ASM, "=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+            _E4M3_ASM, "=&r,=&r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
         )
         third, fourth = first, second
     elif ASM and KIND == 3:
         first, second, third, fourth = tl.inline_asm_elementwise(
-            _UINT4_OWN_ZEROS_ASM if ZEROS else _UINT4_IMPLIED_ZERO_ASM, "=r,=r,=r,=r,r", [words],
+            _UINT4_OWN_ZEROS_ASM if ZEROS else _UINT4_IMPLIED_ZERO_ASM, "=&r,=&r,=&r,=&r,r", [words],
             dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
         )  # fmt: skip
     elif ASM and KIND == 4:
