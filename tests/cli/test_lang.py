@@ -17,7 +17,7 @@ from cli_support import MODEL, Served
 
 from mizzen import LLM, Completion
 from mizzen.lang import Runtime, SelectMethod, assistant, gen, select, system, user
-from mizzen.lang.backends import HttpBackend, RoleText
+from mizzen.lang.backends import HttpBackend
 
 QUESTIONS = ("What is a pod?", "What is a node?", "What is Mizzen?")
 CHOICES = ("Mizzen serves language models", "A pod is", "A node is a machine of the cluster.", "No")
@@ -149,7 +149,7 @@ async def test_the_status_of_a_service_decides_the_error(
     transport = httpx.MockTransport(lambda request: httpx.Response(status, text="a reason"))
     monkeypatch.setattr(httpx, "AsyncClient", partial(httpx.AsyncClient, transport=transport))
     with pytest.raises(kind, match="/v1/models: a reason"):
-        await HttpBackend("http://service", None, None).encode([RoleText("", "a")])
+        await HttpBackend("http://service", None, None).encode([[{"role": "", "content": "a"}]])
 
 
 def test_a_service_that_cannot_be_reached_is_a_failure() -> None:

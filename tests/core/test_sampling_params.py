@@ -17,6 +17,7 @@ from mizzen.core.request import Request
 from mizzen.core.sampling_params import PARAMETERS, Grammar, GrammarKind, Parameter, SamplingParams
 from mizzen.core.side_outputs import has_slot_options
 from mizzen.gateway.openai.parse import RequestParser
+from mizzen.gateway.openai.sampling_fields import completion_fields
 from mizzen.gateway.openai.schemas import ChatRequest, CompletionRequest, SamplingFields
 from mizzen.gateway.requests.engine_request import engine_sampling
 from mizzen.gateway.responses.schemas import CHAT_FIELDS, ResponsesRequest
@@ -113,6 +114,33 @@ def test_a_field_of_a_request_arrives_in_the_engine(parameter: Parameter) -> Non
         extra = {"max_tokens": 100} if parameter.name == "min_tokens" else {}
         params = in_engine(**{parameter.name: value}, **extra)
         assert getattr(params, parameter.name) == (expected if parameter.sent else parameter.default)
+
+
+@pytest.mark.parametrize("parameter", FIELDS, ids=lambda p: p.name)
+def test_a_parameter_becomes_a_field_of_a_request(parameter: Parameter) -> None:
+    for _, value in request_values(parameter):
+        if parameter.name == "top_p" and value == 0:
+            continue  # the engine has no such value
+        value = min(value, 5) if parameter.name == "min_tokens" else value
+        params = SamplingParams(**{parameter.name: value}, max_tokens=5)
+        fields = msgspec.json.encode({"model": "m", "prompt": "p", **completion_fields(params)})
+        assert RequestParser().parse_completion(fields).sampling == params
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (GrammarKind.JSON_OBJECT, ""),
+        (GrammarKind.JSON_SCHEMA, '{"type":"object"}'),
+        (GrammarKind.REGEX, "a+"),
+        (GrammarKind.EBNF, 'root ::= "a"'),
+        (GrammarKind.STRUCTURAL_TAG, '{"type":"structural_tag","format":{"type":"any_text"}}'),
+    ],
+)
+def test_a_grammar_becomes_a_field_of_a_request(kind: GrammarKind, text: str) -> None:
+    params = SamplingParams(grammar=Grammar(kind, text), max_tokens=5)
+    fields = msgspec.json.encode({"model": "m", "prompt": "p", **completion_fields(params)})
+    assert RequestParser().parse_completion(fields).sampling == params
 
 
 def test_a_request_without_fields_has_the_defaults_of_the_parameters() -> None:

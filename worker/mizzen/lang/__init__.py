@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small language for programs that call a model several times: generate, select, fork and join."""
 
-from mizzen.lang.expressions import Expression, SelectMethod, assistant, gen, select, system, user
-from mizzen.lang.program import Runtime, State
+from mizzen.lang.program import Expression, Runtime, SelectMethod, State, assistant, gen, select, system, user
 
 __all__ = ["Expression", "Runtime", "SelectMethod", "State", "assistant", "gen", "select", "system", "user"]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert the sampling and stop fields of a request to `SamplingParams`."""
+"""Convert the sampling and stop fields of a request to `SamplingParams`, and back."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from mizzen.core.sampling_params import MAX_LOGIT_BIAS, PARAMETERS, Grammar, SamplingParams
+from mizzen.core.sampling_params import MAX_LOGIT_BIAS, PARAMETERS, Grammar, GrammarKind, SamplingParams
 from mizzen.gateway.errors import invalid
 from mizzen.gateway.openai.schemas import CommonFields
 
@@ -15,6 +15,8 @@ MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKENS = 1024
 SAME_NAME_FIELDS = tuple((entry.name, entry.default) for entry in PARAMETERS if entry.request_field)
 """Name and default value of each sampling parameter that is set by a request field of the same name."""
+GRAMMAR_FIELDS = {GrammarKind.JSON_SCHEMA: "json", GrammarKind.EBNF: "grammar"}
+"""Fields of `structured_outputs` that are not named like the kind of their grammar."""
 
 
 def sampling_params(
@@ -62,6 +64,21 @@ def sampling_params(
         return SamplingParams(**values)
     except ValueError as error:
         raise invalid(str(error), str(error).partition(" ")[0], "out_of_range") from None
+
+
+def completion_fields(params: SamplingParams) -> dict[str, Any]:
+    """Return the fields of a request to `/v1/completions` for parameters that differ from their defaults.
+
+    Log probabilities are left out.
+    """
+    defaults = {"max_tokens": None, **dict(SAME_NAME_FIELDS)}
+    fields = {name: getattr(params, name) for name in defaults if getattr(params, name) != defaults[name]}
+    if params.logit_bias:
+        fields["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
+    if (grammar := params.grammar) is not None:
+        text = grammar.kind is GrammarKind.JSON_OBJECT or grammar.text
+        fields["structured_outputs"] = {GRAMMAR_FIELDS.get(grammar.kind, grammar.kind): text}
+    return fields
 
 
 def value_or_default(value: Any, default: Any) -> Any:

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from mizzen.gateway.text.tokenizer import Tokenizer
 
+Beginning = TypeVar("Beginning", str, list[int])
 LEAST_CHARACTERS = 1024
 """Number of common characters from which it pays to tokenize them once."""
 TAIL_CHARACTERS = 128
@@ -23,7 +25,7 @@ def encode_alike(
     as the whole, the first part's tokens are used for all texts. Otherwise, as with tokenizers that mark the
     begin of a text, each text is tokenized by itself.
     """
-    common = common_beginning(texts)
+    common = common_beginning(texts) if len(texts) > 1 else ""
     cut = last_break(common, len(common) - TAIL_CHARACTERS)
     if len(common) < LEAST_CHARACTERS or cut <= 0:
         return tokenizer.encode_batch(texts, add_special_tokens)
@@ -36,8 +38,8 @@ def encode_alike(
     return [beginning + rest for rest in rests]
 
 
-def common_beginning(texts: Sequence[str]) -> str:
-    """Return the longest text with which all texts begin."""
+def common_beginning(texts: Sequence[Beginning]) -> Beginning:
+    """Return the longest text, or the longest list of token ids, with which all texts or lists begin."""
     first, last = min(texts), max(texts)  # all others begin with what these two have in common
     pairs = enumerate(zip(first, last, strict=False))
     end = next((index for index, (one, other) in pairs if one != other), min(len(first), len(last)))
