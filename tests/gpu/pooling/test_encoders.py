@@ -7,7 +7,7 @@ Their attention and their feed-forward blocks in bfloat16 are compared with exac
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -29,28 +29,42 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 LENGTHS = (1, 5, 300, 17, 140, 3, 64)
 
 
+class Encoder(NamedTuple):
+    """A saved encoder, and its embeddings on the CPU in float32 [poolings, prompts, hidden]."""
+
+    folder: Path
+    embeddings: np.ndarray
+
+
+def embed_on(device: str, folder: Path, **options: Any) -> tuple[np.ndarray, bool]:
+    """Return the embeddings of all poolings [poolings, prompts, hidden], and whether graphs computed them."""
+    with LLM(folder, device=device, skip_tokenizer=True, **options) as llm:
+        graphs = llm.engine._loop._runner.step.prefill_graphs  # type: ignore[attr-defined]
+        prompts = random_prompts(LENGTHS)
+        return np.array(
+            [llm.embed(prompts, pooling=pooling.value) for pooling in Pooling]
+        ), graphs is not None
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Encoder:
+    """An encoder of each family, with its embeddings on the CPU, which several tests compare."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if hasattr(transformers, f"{request.param}Config"):
+        save_encoder(folder, request.param, std=0.05)
+    else:
+        save_gte(folder, std=0.05)
+    return Encoder(folder, embed_on("cpu", folder, dtype="float32")[0])
+
+
 @pytest.mark.parametrize(
     ("dtype", "graph", "cosine"),
     [("float32", "auto", 0.9999), ("bfloat16", "off", 0.998), ("bfloat16", "auto", 0.998)],
 )
-@pytest.mark.parametrize("family", FAMILIES)
-def test_embeddings_equal_those_on_the_cpu(
-    tmp_path: Path, family: str, dtype: Any, graph: Any, cosine: float
-) -> None:
-    if hasattr(transformers, f"{family}Config"):
-        save_encoder(tmp_path, family, std=0.05)
-    else:
-        save_gte(tmp_path, std=0.05)
-    prompts = random_prompts(LENGTHS)
-    vectors = []
-    settings: list[Any] = [("cpu", "float32"), ("cuda", dtype)]
-    for device, precision in settings:
-        options: dict[str, Any] = {"cuda_graph": graph, "skip_tokenizer": True}
-        with LLM(tmp_path, device=device, dtype=precision, **options) as llm:
-            graphs = llm.engine._loop._runner.step.prefill_graphs  # type: ignore[attr-defined]
-            assert (graphs is not None) == (precision == "bfloat16" and graph == "auto")
-            vectors.append([llm.embed(prompts, pooling=pooling.value) for pooling in Pooling])
-    assert (np.array(vectors[0]) * np.array(vectors[1])).sum(-1).min() > cosine
+def test_embeddings_equal_those_on_the_cpu(encoder: Encoder, dtype: str, graph: str, cosine: float) -> None:
+    embeddings, captured = embed_on("cuda", encoder.folder, dtype=dtype, cuda_graph=graph)
+    assert captured == (dtype == "bfloat16" and graph == "auto")
+    assert (embeddings * encoder.embeddings).sum(-1).min() > cosine
 
 
 @pytest.mark.parametrize("reach", [-1, 20])
