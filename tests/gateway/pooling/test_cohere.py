@@ -11,7 +11,7 @@ import cohere
 import numpy as np
 import pytest
 
-from mizzen.gateway.text.pooling import FILE as POOLING_FILE
+from mizzen.common.sentence_transformers import POOLING_FILE
 from mizzen.gateway.text.tokenizer import Tokenizer
 
 VECTOR = [0.5, -0.5, 0.1, 0.7, -0.1, 0.0, 0.2, 0.3, 0.9]

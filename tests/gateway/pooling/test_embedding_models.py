@@ -14,8 +14,9 @@ import pytest
 
 from message_samples import filled
 from mizzen.common.model_task import Task
+from mizzen.common.sentence_transformers import POOLING_FILE
 from mizzen.core.request import Pooling
-from mizzen.gateway.text.pooling import FILE, model_pooling
+from mizzen.gateway.text.pooling import model_pooling
 from mizzen.wire.messages import Embed, Generate, Sampling, Welcome
 from mizzen.wire.server.invalid_request import InvalidRequest
 from mizzen.wire.server.request_validation import MessageValidator
@@ -42,12 +43,12 @@ PROMPT = np.array([1, 2, 3], "<i4").tobytes()
     ],
 )
 def test_pooling_is_read_from_the_model_files(config: Any, expected: Pooling | None) -> None:
-    files = {} if config is None else {FILE: json.dumps(config).encode()}
+    files = {} if config is None else {POOLING_FILE: json.dumps(config).encode()}
     assert model_pooling(files) is expected
 
 
 def test_invalid_pooling_file_gives_no_pooling() -> None:
-    assert model_pooling({FILE: b"\xff{"}) is None
+    assert model_pooling({POOLING_FILE: b"\xff{"}) is None
 
 
 async def request_embeddings(
@@ -72,7 +73,7 @@ async def test_default_pooling_is_the_models_own(
     live: Any, scripted: Any, tokenizer_files: Any, path: str, body: Any, expected: list[str]
 ) -> None:
     config = json.dumps({**POOLED, "pooling_mode_mean_tokens": True}).encode()
-    engine = scripted({**tokenizer_files, FILE: config})
+    engine = scripted({**tokenizer_files, POOLING_FILE: config})
     status, _, poolings = await request_embeddings(live, engine, path, **body)
     assert (status, poolings) == (200, expected)
 
@@ -81,7 +82,7 @@ async def test_unsupported_default_pooling_requires_an_explicit_one(
     live: Any, scripted: Any, tokenizer_files: Any
 ) -> None:
     config = json.dumps({**POOLED, "pooling_mode_max_tokens": True}).encode()
-    engine = scripted({**tokenizer_files, FILE: config})
+    engine = scripted({**tokenizer_files, POOLING_FILE: config})
     status, answer, poolings = await request_embeddings(live, engine, "/v1/embeddings", input="a")
     assert (status, answer["error"]["param"], poolings) == (400, "pooling", [])
     status, _, poolings = await request_embeddings(live, engine, "/v1/embeddings", input="a", pooling="mean")

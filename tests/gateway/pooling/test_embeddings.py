@@ -12,8 +12,8 @@ import pytest
 import tokenizers
 from tokenizers import processors
 
+from mizzen.common.sentence_transformers import POOLING_FILE
 from mizzen.gateway.requests.text_batch import split_texts
-from mizzen.gateway.text.pooling import FILE as POOLING_FILE
 from mizzen.gateway.text.tokenizer import Tokenizer
 
 LONG = "Mizzen serves language models on Kubernetes. " * 200

@@ -12,9 +12,9 @@ import httpx
 import numpy as np
 import pytest
 
+from mizzen.common.sentence_transformers import POOLING_FILE
 from mizzen.gateway.engines.discovered_engine import DiscoveredEngine
 from mizzen.gateway.pooling.pair_prompts import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
-from mizzen.gateway.text.pooling import FILE as POOLING_FILE
 from mizzen.gateway.text.tokenizer import Tokenizer
 
 QUERY = "What has three masts?"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from mizzen.common.sentence_transformers import POOLING_FILE
 from mizzen.common.tokenizer_json import FILE as TOKENIZER
 from mizzen.common.tokenizer_json import MAX_FILE_BYTES, TokenizerConversionError, read_tokenizer_json
 from mizzen.weights.checkpoint_files import WEIGHTS_ADVICE, describe_gguf
@@ -24,7 +25,7 @@ TEXT_FILES = (
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
-    "1_Pooling/config.json",
+    POOLING_FILE,
 )
 """Files that determine tokenization, chat templates and the pooling of embedding models."""
 OTHER_FILES = (

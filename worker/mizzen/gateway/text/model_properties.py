@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mizzen.common.model_task import Task
-from mizzen.gateway.text.pooling import FILE as POOLING_FILE
+from mizzen.common.sentence_transformers import POOLING_FILE
 from mizzen.wire.messages import Welcome
 
 CONFIG = "config.json"

@@ -11,6 +11,7 @@ from types import MappingProxyType
 import tokenizers
 from tokenizers import decoders, models, normalizers
 
+from mizzen.common.sentence_transformers import POOLING_FILE
 from mizzen.common.tokenizer_json import FILE as TOKENIZER
 from mizzen.common.tokenizer_json import TokenizerConversionError, read_tokenizer_json
 from mizzen.gateway.text.detokenize import (
@@ -21,7 +22,6 @@ from mizzen.gateway.text.detokenize import (
     special_tokens,
 )
 from mizzen.gateway.text.image_marks import ImageMark, rename_token
-from mizzen.gateway.text.pooling import FILE as POOLING_FILE
 
 FILES = (
     TOKENIZER,

@@ -10,24 +10,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from mizzen.core.request import Pooling
+from mizzen.common.sentence_transformers import POOLING_FILE, selected_modes, supported_pooling
 from mizzen.models.hf_fields import ConfigError, Fields
 
 LIST = "modules.json"
-POOLING_FOLDER = "1_Pooling"
-"""Folder of the pooling module if there is no `modules.json`."""
-MODES = {
-    "pooling_mode_lasttoken": Pooling.LAST,
-    "pooling_mode_mean_tokens": Pooling.MEAN,
-    "pooling_mode_cls_token": Pooling.CLS,
-    "lasttoken": Pooling.LAST,
-    "mean": Pooling.MEAN,
-    "cls": Pooling.CLS,
-}
-"""Poolings by their names in a pooling module's configuration: flags in its older form, values of
-`pooling_mode` in its newer form."""
 KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
 """Supported modules in the order in which a model may list them, by the last part of their `type`."""
 DENSE_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
@@ -63,8 +50,8 @@ def read_modules(folder: Path) -> SentenceModules:
         ConfigError: a module is not supported, or its configuration is invalid; the message names it.
     """
     if not (folder / LIST).exists():
-        stored = (folder / POOLING_FOLDER / "config.json").exists()
-        return SentenceModules(pooling=_read_pooling(folder / POOLING_FOLDER) if stored else "")
+        stored = (folder / POOLING_FILE).exists()
+        return SentenceModules(pooling=_read_pooling((folder / POOLING_FILE).parent) if stored else "")
     pooling, dense, order = "", [], 0
     for kind, path in _list_modules(folder):
         if kind not in KINDS or KINDS.index(kind) < order:
@@ -97,21 +84,13 @@ def _list_modules(folder: Path) -> list[tuple[str, str]]:
 
 
 def _read_pooling(folder: Path) -> str:
-    """Return the pooling that the configuration of a pooling module selects, or its name if unsupported."""
-    return describe_pooling(_load_fields(folder).values)
-
-
-def describe_pooling(config: dict[str, Any]) -> str:
-    """Return the pooling that a pooling module's configuration selects, or its name if it is not supported.
+    """Return the pooling that the configuration of a pooling module selects, or its name if unsupported.
 
     Several poolings, whose results would be concatenated, are not supported; their names are joined by +.
     """
-    mode = config.get("pooling_mode")
-    flags = [name for name, on in config.items() if on is True and name.startswith("pooling_mode")]
-    names = [str(mode)] if mode else flags
-    if len(names) == 1 and names[0] in MODES:
-        return str(MODES[names[0]])
-    return "+".join(name.removeprefix("pooling_mode_") for name in names) or "none"
+    config = _load_fields(folder).values
+    names = (name.removeprefix("pooling_mode_") for name in selected_modes(config))
+    return supported_pooling(config) or "+".join(names) or "none"
 
 
 def _load_fields(folder: Path) -> Fields:
