@@ -13,7 +13,7 @@ import pytest
 from mizzen.gateway.errors import ApiError
 from mizzen.gateway.openai.parse import RequestParser
 from mizzen.gateway.requests.generation_request import GenerationRequest
-from mizzen.gateway.requests.shared_prefixes import (
+from mizzen.gateway.requests.prompt_scores.shared_prefixes import (
     MIN_SHARED_TOKENS,
     find_shared_prefixes,
     order_sources_first,

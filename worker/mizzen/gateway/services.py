@@ -18,6 +18,7 @@ from mizzen.gateway.engines.discovered_engine import DiscoveredEngine
 from mizzen.gateway.engines.engine_table import EngineTable
 from mizzen.gateway.engines.failure_limits import breaker_limits, resume_limits, warm_limits
 from mizzen.gateway.errors import ApiError, unavailable
+from mizzen.gateway.requests.prompt_scores.scored_prompts import ScoredPrompts
 from mizzen.gateway.routing.dispatcher import Dispatcher
 from mizzen.gateway.routing.router import default_router
 from mizzen.gateway.routing.warmup import CacheWarmer
@@ -114,6 +115,7 @@ class Service:
             unavailable_reason=self.table.unavailable_reason,
             on_queue_change=notify,
         )
+        self.scored_prompts = ScoredPrompts()
         self.dispatcher = Dispatcher(
             self.table,
             self.admission,

@@ -22,7 +22,6 @@ from demo_model import trained_answers
 pytestmark = pytest.mark.xdist_group("demo-engine")
 
 LETTERS = "ABCD"
-BATCH_SIZE = 8
 
 
 class RemoteModel:
@@ -92,7 +91,10 @@ def score_by_transformers(pairs: list[tuple[list[int], int]]) -> list[tuple[floa
     return scores
 
 
-async def test_multiple_choice_task_runs_as_in_transformers(live_demo: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("batch_size", [1, 8])
+async def test_multiple_choice_task_runs_as_in_transformers(
+    live_demo: Callable[..., Any], batch_size: int
+) -> None:
     gateway = await live_demo(tokenizer_info=True)
     async with httpx.AsyncClient(timeout=120, base_url=gateway.url) as client:
         remote = RemoteModel(client)
@@ -103,8 +105,8 @@ async def test_multiple_choice_task_runs_as_in_transformers(live_demo: Callable[
         assert await remote.decode(pairs[0][0]) in {"".join(pair) for pair in write_task()}
         scores: list[tuple[float, bool]] = []
         computed = 0
-        for first in range(0, len(pairs), BATCH_SIZE):
-            batch, count = await remote.score(pairs[first : first + BATCH_SIZE])
+        for first in range(0, len(pairs), batch_size):
+            batch, count = await remote.score(pairs[first : first + batch_size])
             scores += batch
             computed += count
     for (value, greedy), (expected, most_probable) in zip(scores, score_by_transformers(pairs), strict=True):

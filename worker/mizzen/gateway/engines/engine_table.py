@@ -21,6 +21,7 @@ from mizzen.gateway.engines.discovered_engine import DiscoveredEngine, MeanReque
 from mizzen.gateway.engines.engine_client import EngineClient
 from mizzen.gateway.engines.health import HealthLimits
 from mizzen.gateway.errors import unavailable
+from mizzen.gateway.routing.interfaces import ModelIdentity
 from mizzen.gateway.routing.prefix_index import DEFAULT_BLOCKS, PrefixBudget
 from mizzen.gateway.routing.warmup import CacheWarmer
 from mizzen.gateway.text.model import TextModel, TextModels
@@ -135,6 +136,11 @@ class EngineTable:
         if not self.serving:
             return "no engine is ready"
         return "all engines are full"
+
+    def find_sole_model(self) -> ModelIdentity | None:
+        """Return the identity of the model of all serving engines; None if there are several, or none."""
+        models = {engine.model_identity for engine in self._engines.values() if engine.serving}
+        return models.pop() if len(models) == 1 else None
 
     def require_images(self) -> None:
         """Check that a serving engine accepts images, or that none serves.

@@ -13,6 +13,7 @@ from mizzen.core.request import FinishReason
 from mizzen.gateway.engines.engine_client import EngineClient
 from mizzen.gateway.requests.engine_request import refusal_error
 from mizzen.gateway.requests.routed_request import RoutedRequest
+from mizzen.gateway.routing.interfaces import ModelIdentity
 from mizzen.gateway.telemetry.request_record import AttemptRecord
 from mizzen.wire.client.stream import EngineRefused, EngineStream, StreamLost, TokenLogprobs
 from mizzen.wire.messages import Finish
@@ -83,6 +84,11 @@ class Attempt:
                     self.routed.pinned_model = self._identity
                 self.routed.generated.extend(tokens)
                 return tokens, finish
+
+    @property
+    def model(self) -> ModelIdentity:
+        """Identity of the model that serves the request."""
+        return self._identity
 
     @property
     def cached_tokens(self) -> int:

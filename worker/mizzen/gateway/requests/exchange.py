@@ -21,9 +21,9 @@ from mizzen.gateway.requests.answer import AnswerPiece, join_pieces
 from mizzen.gateway.requests.backpressure import OutputQueue, StreamClient
 from mizzen.gateway.requests.fan_out import MAX_CONCURRENT_SEQUENCES, link_siblings, new_routed_request
 from mizzen.gateway.requests.generation_request import GenerationRequest
+from mizzen.gateway.requests.prompt_scores.shared_prefixes import order_sources_first
 from mizzen.gateway.requests.response_writer import FinishedChoice, ResponseWriter
 from mizzen.gateway.requests.sequence import GeneratedSequence, ResponseBudget
-from mizzen.gateway.requests.shared_prefixes import order_sources_first
 from mizzen.gateway.requests.usage import TokenUsage
 from mizzen.gateway.routing.dispatcher import Dispatcher
 from mizzen.gateway.telemetry.request_record import get_record
@@ -31,6 +31,7 @@ from mizzen.wire.client.stream import EngineRefused, StreamLost
 
 if TYPE_CHECKING:
     from mizzen.gateway.gateway import Gateway
+    from mizzen.gateway.services import Service
 
 OFF_LOOP_TOKENS = 2048
 """Number of tokens above which echoes and log probabilities are encoded off the event loop, in a thread."""
@@ -54,15 +55,15 @@ class GenerationExchange(ApiCall):
         generation = await self._gateway.body_reader.parse_body(body, self._parse, self._scope)
         get_record(self._scope).ignored_fields = generation.ignored_fields
         self._deadline.shorten(generation.timeout_seconds)
-        dispatcher = self._gateway.find_active_service(generation.model, self._scope).dispatcher
+        service = self._gateway.find_active_service(generation.model, self._scope)
         self._generation, self._writer = generation, self._new_writer(generation)
-        groups = await self._new_groups(generation, dispatcher)
+        groups = await self._new_groups(generation, service.dispatcher)
         try:
             with hold_images(self._gateway, generation, self._scope):
                 if generation.stream:
                     await self._serve_stream(groups)
                 else:
-                    await self._serve_full(groups)
+                    await self._serve_full(groups, service)
         finally:
             for sequence in (sequence for group in groups for sequence in group):
                 sequence.close()
@@ -176,8 +177,13 @@ class GenerationExchange(ApiCall):
 
     # ── without streaming ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _serve_full(self, groups: list[list[GeneratedSequence]]) -> None:
+    async def _serve_full(self, groups: list[list[GeneratedSequence]], service: Service) -> None:
         pieces: dict[int, list[AnswerPiece]] = {}
+        firsts = [group[0] for group in groups]
+        model = service.table.find_sole_model() if self._generation.scores_prompts else None
+        if model is not None:
+            for first in firsts:
+                first.recall_scores(service.scored_prompts, model)
 
         async def collect(sequence: GeneratedSequence) -> None:
             pieces[sequence.index] = await sequence.collect()
@@ -187,9 +193,11 @@ class GenerationExchange(ApiCall):
             await collect(groups[0][0])
         else:
             await self._run_all(groups, collect)
-        firsts = [group[0] for group in groups]
         for index, source in order_sources_first([first.generation.logprobs_source for first in firsts]):
             firsts[index].take_prompt_logprobs(firsts[source])
+        if self._generation.scores_prompts:
+            for first in firsts:
+                first.remember_scores(service.scored_prompts)
         chosen = [sequence for group in groups for sequence in select_best(group, self._generation.n)]
 
         def encode_response() -> bytes:

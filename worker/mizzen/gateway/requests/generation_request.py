@@ -13,7 +13,7 @@ from mizzen.core.sampling_params import SamplingParams
 from mizzen.gateway.images.request_images import RequestImages
 from mizzen.gateway.requests.images import PromptImageBytes
 from mizzen.gateway.requests.output import OutputForm
-from mizzen.gateway.requests.shared_prefixes import find_shared_prefixes
+from mizzen.gateway.requests.prompt_scores.shared_prefixes import find_shared_prefixes
 from mizzen.gateway.text.model import TextModel
 
 MAX_SEQUENCES = 1024
@@ -134,6 +134,17 @@ class GenerationRequest:
     def logprobs(self) -> bool:
         """True if log probabilities are requested."""
         return self.sampling.logprobs is not None
+
+    @property
+    def scores_prompts(self) -> bool:
+        """True if the response has the log probabilities of all prompt tokens, and is sent as a whole."""
+        whole = self.sampling.prompt_logprobs_from == 0 and not self.sampling.logprob_token_ids
+        return whole and self.echo and self.logprobs and self.best_of == 1 and not self.stream
+
+    def start_scores_at(self, token: int) -> GenerationRequest:
+        """Return the request with log probabilities of the prompt's tokens from an index on."""
+        sampling = replace(self.sampling, prompt_logprobs_from=token)
+        return replace(self, logprobs_source=None, sampling=sampling)
 
     def split_sequences(self) -> list[GenerationRequest]:
         """Return one request per sequence, grouped by prompt.

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,11 @@ from mizzen.gateway.requests.answer import AnswerBuilder, AnswerPiece
 from mizzen.gateway.requests.attempt import Attempt
 from mizzen.gateway.requests.fan_out import count_placement
 from mizzen.gateway.requests.generation_request import GenerationRequest
+from mizzen.gateway.requests.prompt_scores.scored_prompts import ScoredPrefix, ScoredPrompts, ScoreKey
 from mizzen.gateway.requests.routed_request import RoutedRequest
 from mizzen.gateway.requests.token_logprobs import ScoredToken, decode_prompt_logprobs
 from mizzen.gateway.routing.dispatcher import Dispatcher
+from mizzen.gateway.routing.interfaces import ModelIdentity
 from mizzen.gateway.telemetry.metrics import ModelMetrics
 from mizzen.gateway.text.model import TextModel
 from mizzen.wire.client.stream import EngineRefused, StreamLost, TokenLogprobs
@@ -127,6 +130,10 @@ class GeneratedSequence:
         """State shared with the request's other sequences; only set while this sequence counts as running."""
         self._answer: AnswerBuilder | None = None
         self._prompt_logprobs: list[TokenLogprobs] = []
+        self._recalled: ScoredPrefix | None = None
+        """Beginning of the prompt that the engine need not score."""
+        self._model: ModelIdentity | None = None
+        """Model that has answered; None until the answer is complete."""
         self.finish_reason: str | None = None
         """OpenAI's finish_reason; None until the sequence has ended."""
         self._metrics = gateway.metrics.for_model(routed.generation.model)
@@ -196,6 +203,32 @@ class GeneratedSequence:
         missing = self.prompt_tokens - 1 - len(self._prompt_logprobs)
         first = source.prompt_tokens - 1 - len(source._prompt_logprobs)  # tokens before prompt_logprobs_from
         self._prompt_logprobs = [*source._prompt_logprobs[: max(0, missing - first)], *self._prompt_logprobs]
+
+    def recall_scores(self, scored: ScoredPrompts, model: ModelIdentity) -> None:
+        """Let the engine, which serves `model`, score only the tokens that no recent prompt has in common.
+
+        Prompts that are texts are scored as a whole, because their tokens are not known.
+        """
+        if not isinstance(self.generation.prompt, array):
+            return
+        prefix = scored.find_prefix(self._score_key(model), self.generation.prompt.tobytes())
+        if prefix is not None and prefix.tokens > self.generation.sampling.prompt_logprobs_from:
+            self._recalled = prefix
+            self._start_scores_at(prefix.tokens)
+
+    def remember_scores(self, scored: ScoredPrompts) -> None:
+        """Keep the log probabilities of the prompt for later prompts; call it after `collect`."""
+        complete = len(self._prompt_logprobs) == self.prompt_tokens - 1
+        if isinstance(self.generation.prompt, array) and self._model is not None and complete:
+            prompt = self.generation.prompt.tobytes()
+            scored.add(self._score_key(self._model), prompt, self._prompt_logprobs)
+
+    def _score_key(self, model: ModelIdentity) -> ScoreKey:
+        return ScoreKey(model, self._routed.salt, self.generation.sampling.prompt_logprobs or 0)
+
+    def _start_scores_at(self, token: int) -> None:
+        self.generation = self._routed.generation = self.generation.start_scores_at(token)
+        self._routed.sampling = None
 
     # ── the answer ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -271,7 +304,18 @@ class GeneratedSequence:
                 self._start_answer()
             else:
                 await self.wait_finish()
-                return pieces
+                if self._recalled is None or self._recalled.model == attempt.model:
+                    self._model = attempt.model
+                    recalled = self._recalled.entries if self._recalled is not None else ()
+                    self._prompt_logprobs = [*recalled, *self._prompt_logprobs]
+                    return pieces
+                # A rollout has replaced the model that scored the prefix.
+                attempt.close()
+                self._recalled, self._prompt_logprobs = None, []
+                self._start_scores_at(0)
+                self._routed.discard_output()
+                self._attempt = await self._dispatcher.place(self._routed)
+                self._start_answer()
 
     def stream_error(self, error: StreamLost | EngineRefused) -> ApiError:
         """Return the error to send to the client for an error that `next_piece` has raised."""
