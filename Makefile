@@ -5,8 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := operator,gateway,worker,grpc,tracing,test
 STAMP := $(VENV)/.installed
-# More test processes than cores, because many tests wait for clocks and other processes.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print((3 * (os.cpu_count() or 1) + 1) // 2)')
+WORKERS ?= auto
 GPU_PYTHON ?= $(PYTHON)
 SOURCES := worker:operator$${PYTHONPATH:+:$$PYTHONPATH}
 COMPILE ?= 1
