@@ -47,7 +47,7 @@ def benchmark(name: str, *options: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, str(ROOT / f"benchmarks/{name}.py"), *options],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )

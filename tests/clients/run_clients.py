@@ -45,7 +45,7 @@ TASKS: dict[str, tuple[str, str | list[str], int]] = {
     "letters": (f"{{{{question}}}}\n{LISTED}Answer:", [*LETTERS], 3),
 }
 """Tasks: the prompt's template, the choices, and the number of worked examples."""
-BATCH_SIZE = 8
+BATCH_SIZE = 1  # the default of the harness
 MAX_COMPUTED = 1 / 3
 """Maximum share of the prompt tokens of the task `letters` that the engine computes."""
 TOLERANCE = 1e-3

@@ -102,7 +102,7 @@ def ask(client: openai.OpenAI) -> Any:
 def test_two_gateway_pods_admit_the_limit_of_a_key(dotted: Any, pods: int) -> None:
     """The rate is the limit if the load is balanced, and also if all requests reach one pod."""
     urls = eventually(lambda: len(found := gateway_urls(dotted)) == 2 and found)
-    eventually(lambda: measure_rate(urls, 1)[1][429] > CLIENTS)  # until the buckets are empty
+    eventually(lambda: measure_rate(urls, 2)[1][429] > CLIENTS, 180)  # until the buckets are empty
     rate, codes = measure_rate(urls[:pods], 6)
     print(f"{pods} pods: {rate:.0f} admitted requests per minute, {dict(codes)}")
     assert set(codes) == {200, 429}
