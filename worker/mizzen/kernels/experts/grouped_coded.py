@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grouped GEMMs of aligned pairs with quantized experts: `grouped_gemm` with weights decoded in registers.
 
-Weights are loaded as words of 16 bits, which hold two or four codes of adjacent columns. Each of them is
-multiplied by its own part of the inputs: part p holds the columns whose codes are at place p of the words.
-Thus no code has to move to another register.
+Weights are loaded as words of 16 bits, which hold two or four codes of adjacent columns. The inputs are
+stored in as many parts (see `put_in_parts`), and the codes at each place of the words are multiplied by one
+part, which holds the columns of these codes. Thus no code has to move to another register.
 """
 
 from __future__ import annotations
@@ -15,29 +15,19 @@ import triton.language as tl
 from mizzen.kernels.experts.align import AlignedPairs
 from mizzen.kernels.experts.codes import decode_large_scale, decode_scale, decode_words
 from mizzen.kernels.experts.gate import Gate, apply_gate
-from mizzen.kernels.experts.grouped_gemm import GroupedTile
+from mizzen.kernels.experts.grouped_gemm import GroupedTile, load_pairs, locate_tile, multiply
 from mizzen.kernels.experts.matrices import CodedMatrices
 from mizzen.kernels.launch import pdl_launch_options
 
 
 @triton.jit
-def _multiply(rows, weights, sums, SWAP: tl.constexpr):
-    """Add the product of rows [pairs, columns] and weights [outputs, columns] to the sums."""
-    if SWAP:
-        sums = tl.dot(weights, tl.trans(rows), sums, input_precision="ieee")
-    else:
-        sums = tl.dot(rows, tl.trans(weights), sums, input_precision="ieee")
-    return sums
-
-
-@triton.jit
 def _multiply_parts(x0, x1, x2, x3, w0, w1, w2, w3, sums, PARTS: tl.constexpr, SWAP: tl.constexpr):
     """Add the products of all parts of the inputs and weights to the sums."""
-    sums = _multiply(x0, w0, sums, SWAP)
-    sums = _multiply(x1, w1, sums, SWAP)
+    sums = multiply(x0, w0, sums, SWAP)
+    sums = multiply(x1, w1, sums, SWAP)
     if PARTS == 4:
-        sums = _multiply(x2, w2, sums, SWAP)
-        sums = _multiply(x3, w3, sums, SWAP)
+        sums = multiply(x2, w2, sums, SWAP)
+        sums = multiply(x3, w3, sums, SWAP)
     return sums
 
 
@@ -134,22 +124,14 @@ def _grouped_kernel(
     LINE: tl.constexpr = INNER // PARTS
     WORDS: tl.constexpr = COLUMNS // PARTS
     MASK: tl.constexpr = LINE % WORDS != 0
-    program = tl.program_id(0)
-    block, tile = program // TILES, program % TILES
-    if SPAN > 1:
-        block = program // (SPAN * TILES) * SPAN + program % SPAN
-        tile = program % (SPAN * TILES) // SPAN
+    block, tile = locate_tile(tl.program_id(0), TILES, SPAN)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     expert = tl.load(block_experts + block, block < blocks, -1)
     if expert < 0:
         return
-    at = pairs + block * ROWS
-    pair = tl.load(at + tl.arange(0, ROWS))
-    real = pair >= 0
-    # Padding repeats the first pair, which every used block has.
-    pair = tl.where(real, pair, tl.load(at)).to(tl.int64)
+    pair, real = load_pairs(pairs, block, ROWS)
     output, word = tile * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, WORDS)
     exists = output < SIZE
     row = expert.to(tl.int64) * SIZE * (1 + HAS_GATE) + tl.where(exists, output, 0)

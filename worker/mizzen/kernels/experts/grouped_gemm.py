@@ -43,9 +43,32 @@ class GroupedTile:
 
 
 @triton.jit
-def _multiply(rows, weights, sums, SWAP: tl.constexpr):
+def multiply(rows, weights, sums, SWAP: tl.constexpr):
     """Add the product of rows [pairs, columns] and weights [outputs, columns] to the sums."""
-    return tl.dot(weights, tl.trans(rows), sums) if SWAP else tl.dot(rows, tl.trans(weights), sums)
+    if SWAP:
+        sums = tl.dot(weights, tl.trans(rows), sums, input_precision="ieee")
+    else:
+        sums = tl.dot(rows, tl.trans(weights), sums, input_precision="ieee")
+    return sums
+
+
+@triton.jit
+def locate_tile(program, TILES: tl.constexpr, SPAN: tl.constexpr):
+    """Return the number of a program's block of pairs, and that of its tile of weight rows out of TILES."""
+    block, tile = program // TILES, program % TILES
+    if SPAN > 1:
+        block = program // (SPAN * TILES) * SPAN + program % SPAN
+        tile = program % (SPAN * TILES) // SPAN
+    return block, tile
+
+
+@triton.jit
+def load_pairs(pairs, block, ROWS: tl.constexpr):
+    """Return the pairs of a used block, int64 [ROWS], and which of them are real; others repeat the first."""
+    at = pairs + block * ROWS
+    pair = tl.load(at + tl.arange(0, ROWS))
+    real = pair >= 0
+    return tl.where(real, pair, tl.load(at)).to(tl.int64), real
 
 
 @triton.jit(do_not_specialize=["blocks"])
@@ -61,22 +84,14 @@ def _grouped_kernel(
     """
     TILES: tl.constexpr = (SIZE + OUTPUTS - 1) // OUTPUTS
     HAS_GATE: tl.constexpr = GATE >= 0
-    program = tl.program_id(0)
-    block, tile = program // TILES, program % TILES
-    if SPAN > 1:
-        block = program // (SPAN * TILES) * SPAN + program % SPAN
-        tile = program % (SPAN * TILES) // SPAN
+    block, tile = locate_tile(tl.program_id(0), TILES, SPAN)
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     expert = tl.load(block_experts + block, block < blocks, -1)
     if expert < 0:
         return
-    at = pairs + block * ROWS
-    pair = tl.load(at + tl.arange(0, ROWS))
-    real = pair >= 0
-    # Padding repeats the first pair, which every used block has.
-    pair = tl.where(real, pair, tl.load(at)).to(tl.int64)
+    pair, real = load_pairs(pairs, block, ROWS)
     output, column = tile * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, COLUMNS)
     exists = output < SIZE
     weight_row = expert.to(tl.int64) * SIZE * (1 + HAS_GATE) + tl.where(exists, output, 0)
@@ -92,13 +107,13 @@ def _grouped_kernel(
         else:
             rows = tl.load(x_at + start, within, 0.0)
             weights = tl.load(weight_at + start, within, 0.0)
-        sums = _multiply(rows, weights, sums, SWAP)
+        sums = multiply(rows, weights, sums, SWAP)
         if HAS_GATE:
             if INNER % COLUMNS == 0:
                 weights = tl.load(weight_at + SIZE * INNER + start)
             else:
                 weights = tl.load(weight_at + SIZE * INNER + start, within, 0.0)
-            ups = _multiply(rows, weights, ups, SWAP)
+            ups = multiply(rows, weights, ups, SWAP)
     if SWAP:
         sums, ups = tl.trans(sums), tl.trans(ups)
     if BIAS:
