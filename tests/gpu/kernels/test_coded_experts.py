@@ -15,9 +15,10 @@ from mizzen.kernels.experts.grouped_gemm import GroupedTile
 from mizzen.layers.activation import ActivationFunction, ClampedSwiGLU
 from mizzen.layers.context import BuildContext
 from mizzen.layers.experts.biases import ExpertBiases
-from mizzen.layers.experts.coded_kernel_product import CodedKernelProduct, can_decode
+from mizzen.layers.experts.coded_kernel_product import CodedKernelProduct
 from mizzen.layers.experts.kernel_plans import FewRows, Grouped
 from mizzen.layers.experts.products import SortedProduct
+from mizzen.layers.experts.quantized_kernel_product import make_matrices
 from mizzen.layers.experts.quantized_stack import QuantizedExperts
 from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
 from mizzen.models.block import Activation
@@ -137,7 +138,7 @@ def assert_sums(found: torch.Tensor, expected: torch.Tensor, x: torch.Tensor) ->
 @pytest.mark.parametrize("kind", KINDS)
 def test_sums_of_all_formats_equal_a_plain_loop(kind: str, tile: str) -> None:
     weights, batch = Weights(kind), make_batch(4)
-    assert can_decode(weights.gate_up) and can_decode(weights.down)
+    assert make_matrices(weights.gate_up).decodable and make_matrices(weights.down).decodable
     assert_sums(run(weights, silu(), tile, *batch), expect(weights, silu(), *batch), batch[0])
 
 
@@ -161,8 +162,8 @@ def test_a_row_has_the_same_result_in_any_batch(kind: str, tile: str) -> None:
 def test_steps_that_cross_tiles_are_not_decoded() -> None:
     experts = make_experts("e4m3-channel", 2 * WIDTH, HIDDEN)
     experts.weight.column_step = 24
-    assert not can_decode(experts)
+    assert not make_matrices(experts).decodable
     experts.weight.column_step = 32
-    assert can_decode(experts)
+    assert make_matrices(experts).decodable
     experts.orders = torch.zeros(EXPERTS, HIDDEN, dtype=torch.int32)
-    assert not can_decode(experts)
+    assert not make_matrices(experts).decodable

@@ -15,7 +15,7 @@ import triton.language as tl
 from mizzen.kernels.experts.codes import decode_scale, decode_scaled
 from mizzen.kernels.experts.few_rows import FewRowsTile
 from mizzen.kernels.experts.gate import Gate, apply_gate
-from mizzen.kernels.experts.matrices import CodedMatrices
+from mizzen.kernels.experts.matrices import ExpertMatrices
 from mizzen.kernels.launch import pdl_launch_options
 
 
@@ -197,7 +197,7 @@ def _down_kernel(
 def gate_up_coded_rows(
     x: torch.Tensor,
     chosen: torch.Tensor,
-    weight: CodedMatrices,
+    weight: ExpertMatrices,
     gate: Gate,
     tile: FewRowsTile,
     bias: torch.Tensor | None = None,
@@ -219,7 +219,7 @@ def down_coded_rows(
     inner: torch.Tensor,
     chosen: torch.Tensor,
     weights: torch.Tensor,
-    weight: CodedMatrices,
+    weight: ExpertMatrices,
     tile: FewRowsTile,
     bias: torch.Tensor | None = None,
     added: torch.Tensor | None = None,

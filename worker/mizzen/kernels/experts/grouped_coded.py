@@ -16,7 +16,7 @@ from mizzen.kernels.experts.align import AlignedPairs
 from mizzen.kernels.experts.codes import decode_large_scale, decode_scale, decode_words
 from mizzen.kernels.experts.gate import Gate, apply_gate
 from mizzen.kernels.experts.grouped_gemm import GroupedTile, load_pairs, locate_tile, multiply
-from mizzen.kernels.experts.matrices import CodedMatrices
+from mizzen.kernels.experts.matrices import ExpertMatrices
 from mizzen.kernels.launch import pdl_launch_options
 
 
@@ -181,7 +181,7 @@ def _grouped_kernel(
 def _launch(
     x: torch.Tensor,
     aligned: AlignedPairs,
-    weight: CodedMatrices,
+    weight: ExpertMatrices,
     bias: torch.Tensor | None,
     out: torch.Tensor,
     tile: GroupedTile,
@@ -207,7 +207,7 @@ def gate_up_grouped_coded(
     x: torch.Tensor,
     per_token: int,
     aligned: AlignedPairs,
-    weight: CodedMatrices,
+    weight: ExpertMatrices,
     gate: Gate,
     tile: GroupedTile,
     bias: torch.Tensor | None = None,
@@ -236,7 +236,7 @@ def gate_up_grouped_coded(
 def down_grouped_coded(
     inner: torch.Tensor,
     aligned: AlignedPairs,
-    weight: CodedMatrices,
+    weight: ExpertMatrices,
     tile: GroupedTile,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantized weights of experts, as kernels that decode them in registers take them."""
+"""Quantized weights of experts, as kernels take them that decode or dequantize weights in registers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mizzen.layers.quantized.canonical import TWO_PER_BYTE, Codes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodedMatrices:
+class ExpertMatrices:
     """Weights [rows, columns] of a projection of all experts of a rank, one below the other.
 
     Their meaning is that of `mizzen.layers.quantized.canonical.QuantizedWeight`.
@@ -23,6 +23,8 @@ class CodedMatrices:
     """uint8 [experts * rows, columns], or two 4-bit codes in a byte [experts * rows, columns / 2]."""
     scales: torch.Tensor
     zeros: torch.Tensor | None
+    orders: torch.Tensor | None = None
+    """Column of the inputs for each column, int32 [experts, columns]; None if they are equal."""
     rows: int
     """Rows of one expert."""
     columns: int
@@ -50,14 +52,19 @@ class CodedMatrices:
         return self.column_step >= self.columns
 
     @property
-    def supported(self) -> bool:
-        """Whether kernels support the sizes: tiles must begin where the columns of a scale begin."""
+    def decodable(self) -> bool:
+        """Whether kernels that decode the codes support them, and the sizes.
+
+        Columns must be in order, and tiles must begin where the columns of a scale begin.
+        """
+        if self.codes not in KINDS or self.orders is not None:
+            return False
         step = self.column_step
         return self.columns % 16 == 0 and (self.by_row or (step >= 16 and not step & (step - 1)))
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        """Constants of kernels that describe the codes and their scales."""
+        """Constants, about the codes and their scales, of kernels that decode them."""
         return {
             "KIND": KINDS[self.codes],
             "PER_BYTE": self.per_byte,

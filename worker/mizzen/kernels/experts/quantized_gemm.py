@@ -7,13 +7,12 @@ summed in ascending order in float32, so a row's result is the same in all batch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
 from mizzen.kernels.experts.align import AlignedPairs
+from mizzen.kernels.experts.matrices import ExpertMatrices
 from mizzen.layers.quantized.canonical import IMPLIED_ZEROS, Codes
 
 KINDS = {Codes.E4M3: 0, Codes.INT8: 1, Codes.UINT8: 2, Codes.UINT4: 3}
@@ -26,43 +25,18 @@ FEW_ROWS_PER_EXPERT = 32
 """Average number of rows of an expert up to which blocks have `FEW_ROWS` pairs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertMatrices:
-    """Weights of a projection of all experts of a rank, one below the other.
+def choose_columns(matrices: ExpertMatrices) -> int:
+    """Return the number of columns of a pipeline stage."""
+    if matrices.by_row:
+        return COLUMN_TILES[1]
+    return next((tile for tile in COLUMN_TILES if matrices.column_step % tile == 0), COLUMN_TILES[-1])
 
-    Their meaning is that of `mizzen.layers.quantized.canonical.QuantizedWeight`.
-    """
 
-    codes: Codes
-    values: torch.Tensor
-    """uint8 [experts * rows, columns], or two 4-bit codes in a byte [experts * rows, columns / 2]."""
-    scales: torch.Tensor
-    zeros: torch.Tensor | None
-    orders: torch.Tensor | None
-    """Column of the inputs for each column, int32 [experts, columns]; None if they are equal."""
-    rows: int
-    columns: int
-    row_step: int
-    column_step: int
-
-    @property
-    def experts(self) -> int:
-        """Number of experts."""
-        return len(self.values) // self.rows
-
-    @property
-    def column_tile(self) -> int:
-        """Columns of a pipeline stage."""
-        if self.column_step >= self.columns:
-            return COLUMN_TILES[1]
-        return next((tile for tile in COLUMN_TILES if self.column_step % tile == 0), COLUMN_TILES[-1])
-
-    @property
-    def scale_kind(self) -> int:
-        """0 if all columns share a scale, 1 if those of a stage do, 2 if each weight needs its own."""
-        if self.column_step >= self.columns:
-            return 0
-        return 1 if self.column_step % self.column_tile == 0 else 2
+def choose_scale_kind(matrices: ExpertMatrices) -> int:
+    """Return 0 if all columns share a scale, 1 if those of a stage do, and 2 if each weight needs its own."""
+    if matrices.by_row:
+        return 0
+    return 1 if matrices.column_step % choose_columns(matrices) == 0 else 2
 
 
 @triton.jit
@@ -165,8 +139,8 @@ def multiply_pairs(
         scales if orders is None else orders, out, aligned.pairs, aligned.experts,
         PER_ROW=per_row, SIZE=matrices.rows, INNER=x.shape[1], COLUMNS=matrices.columns,
         ROW_STEP=matrices.row_step, COLUMN_STEP=matrices.column_step, SCALES=scales.shape[1],
-        KIND=KINDS[matrices.codes], SCALE_KIND=matrices.scale_kind,
+        KIND=KINDS[matrices.codes], SCALE_KIND=choose_scale_kind(matrices),
         IMPLIED_ZERO=IMPLIED_ZEROS[matrices.codes], ZEROS=zeros is not None, ORDERS=orders is not None,
-        ROWS=aligned.block, OUTPUTS=outputs, STAGE=matrices.column_tile, num_warps=4, num_stages=3,
+        ROWS=aligned.block, OUTPUTS=outputs, STAGE=choose_columns(matrices), num_warps=4, num_stages=3,
     )  # fmt: skip
     return out

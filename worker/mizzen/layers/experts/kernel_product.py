@@ -6,11 +6,11 @@ All shapes are static and nothing is synchronised with the host, so that CUDA gr
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import torch
 
-from mizzen.kernels.experts.align import align_pairs
+from mizzen.kernels.experts.align import AlignedPairs, align_pairs
 from mizzen.kernels.experts.few_rows import down_rows, gate_up_rows
 from mizzen.kernels.experts.gate import KINDS, Gate
 from mizzen.kernels.experts.grouped_gemm import down_grouped, gate_up_grouped
@@ -41,7 +41,7 @@ def make_gate(activation: GateActivation) -> Gate:
     return Gate(activation.kind)
 
 
-class KernelProduct:
+class PlannedProduct(ABC):
     """Multiplies tokens by their experts with kernels that a plan chooses by the size of the batch.
 
     A token's result is the same in all batches that use the same variant. Between variants, float32 sums
@@ -50,42 +50,57 @@ class KernelProduct:
 
     def __init__(
         self,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
         activation: GateActivation,
         biases: ExpertBiases | None,
         library: ExpertProduct,
         *,
-        experts: int,
-        plan: ExpertKernelPlan = HOPPER_PLAN,
+        sizes: ExpertSizes,
+        held: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        plan: ExpertKernelPlan,
     ) -> None:
-        """Keep the weights `gate_up` [held, 2 * width, hidden] and `down` [held, hidden, width].
+        """Keep what the product needs besides the weights.
 
         Args:
-            gate_up: Gate and up projections.
-            down: Down projections.
             activation: Activation function of the gate.
             biases: Biases of the projections, if they have any.
             library: The product with the same weights that runs batches of the variant `Library`.
-            experts: Number of experts of the layer, including those of other ranks.
+            sizes: Sizes of the layer, with the experts of other ranks.
+            held: Number of experts that this rank holds.
+            dtype: Data type of inputs.
+            device: Device of the weights.
             plan: Variants by size.
         """
-        self.gate_up, self.down, self.gate, self.plan = gate_up, down, make_gate(activation), plan
-        self.sizes = ExpertSizes(experts, *down.shape[1:])
+        self.gate, self.library, self.plan = make_gate(activation), library, plan
+        self.sizes, self.held, self.dtype, self.device = sizes, held, dtype, device
         self.gate_up_bias = None if biases is None else biases.gate_up
         self.down_bias = None if biases is None else biases.down
-        self.library, self.dtype = library, down.dtype
 
-    @staticmethod
-    def supports(gate_up: torch.Tensor, down: torch.Tensor, activation: GateActivation) -> bool:
-        """Return whether the kernels support the device, type and sizes of the weights, and the gate."""
-        return (
-            activation.kind in KINDS
-            and has_wgmma(gate_up.device)
-            and GroupedProduct.supports(gate_up, down)
-            and gate_up.is_contiguous()
-            and down.is_contiguous()
-        )
+    @abstractmethod
+    def run_few_rows(
+        self,
+        tiles: FewRows,
+        x: torch.Tensor,
+        chosen: torch.Tensor,
+        weights: torch.Tensor,
+        added: torch.Tensor | None,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Return the sums of outputs by the kernels for few rows; for the arguments see `run`."""
+
+    @abstractmethod
+    def run_grouped(
+        self, tiles: Grouped, x: torch.Tensor, aligned: AlignedPairs, per_token: int
+    ) -> torch.Tensor:
+        """Return the outputs of all pairs [pairs, hidden] by grouped GEMMs.
+
+        Args:
+            tiles: Tilings of the GEMMs.
+            x: Inputs [tokens, hidden].
+            aligned: The pairs by their experts, in blocks of the tiles' rows.
+            per_token: Number of experts of each token.
+        """
 
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return this rank's sums of outputs, float32 [tokens, hidden]; see `ExpertProduct`."""
@@ -113,23 +128,15 @@ class KernelProduct:
             variant: Kernels and tiles; those of the plan by default.
         """
         tokens, per_token = chosen.shape
-        x, chosen, weights, dtype = (
-            x.contiguous(),
-            chosen.contiguous(),
-            weights.contiguous(),
-            dtype or x.dtype,
-        )
+        x, chosen, weights = x.contiguous(), chosen.contiguous(), weights.contiguous()
+        dtype = dtype or x.dtype
         match variant or self.plan.variant(tokens, per_token, self.sizes):
-            case FewRows(gate_up, down):
-                inner = gate_up_rows(x, chosen, self.gate_up, self.gate, gate_up, self.gate_up_bias)
-                return down_rows(inner, chosen, weights, self.down, down, self.down_bias, added, dtype)
-            case Grouped(gate_up, down):
-                aligned = align_pairs(chosen, len(self.down), gate_up.rows)
-                inner = gate_up_grouped(
-                    x, per_token, aligned, self.gate_up, self.gate, gate_up, self.gate_up_bias
-                )
-                outputs = down_grouped(inner, aligned, self.down, down, self.down_bias)
-                return sum_pairs(outputs, chosen, weights, len(self.down), added, dtype)
+            case FewRows() as tiles:
+                return self.run_few_rows(tiles, x, chosen, weights, added, dtype)
+            case Grouped() as tiles:
+                aligned = align_pairs(chosen, self.held, tiles.gate_up.rows)
+                outputs = self.run_grouped(tiles, x, aligned, per_token)
+                return sum_pairs(outputs, chosen, weights, self.held, added, dtype)
             case Library():
                 total = self.library(x, chosen, weights)
                 return (total if added is None else total.add_(added)).to(dtype)
@@ -140,11 +147,77 @@ class KernelProduct:
         Each variant runs for one token without experts, and so reads no weights. The library compiles
         nothing. `adds` says whether `run` will get a tensor to add.
         """
-        x = self.down.new_zeros(1, self.down.shape[1])
-        none = torch.full((1, per_token), len(self.down), dtype=torch.int64, device=x.device)
-        weights = torch.zeros(1, per_token, device=x.device)
+        x = torch.zeros(1, self.sizes.hidden, dtype=self.dtype, device=self.device)
+        none = torch.full((1, per_token), self.held, dtype=torch.int64, device=self.device)
+        weights = torch.zeros(1, per_token, device=self.device)
         for variant in self.plan.variants:
             self.run(x, none, weights, added=x if adds else None, variant=variant)
+
+
+class KernelProduct(PlannedProduct):
+    """Multiplies tokens by experts that are not quantized."""
+
+    def __init__(
+        self,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        activation: GateActivation,
+        biases: ExpertBiases | None,
+        library: ExpertProduct,
+        *,
+        experts: int,
+        plan: ExpertKernelPlan = HOPPER_PLAN,
+    ) -> None:
+        """Keep the weights `gate_up` [held, 2 * width, hidden] and `down` [held, hidden, width].
+
+        `experts` is the number of experts of the layer; for the other arguments see `PlannedProduct`.
+        """
+        held, hidden, width = down.shape
+        sizes = ExpertSizes(experts, hidden, width)
+        super().__init__(
+            activation,
+            biases,
+            library,
+            sizes=sizes,
+            held=held,
+            dtype=down.dtype,
+            device=down.device,
+            plan=plan,
+        )
+        self.gate_up, self.down = gate_up, down
+
+    @staticmethod
+    def supports(gate_up: torch.Tensor, down: torch.Tensor, activation: GateActivation) -> bool:
+        """Return whether the kernels support the device, type and sizes of the weights, and the gate."""
+        return (
+            activation.kind in KINDS
+            and has_wgmma(gate_up.device)
+            and GroupedProduct.supports(gate_up, down)
+            and gate_up.is_contiguous()
+            and down.is_contiguous()
+        )
+
+    def run_few_rows(
+        self,
+        tiles: FewRows,
+        x: torch.Tensor,
+        chosen: torch.Tensor,
+        weights: torch.Tensor,
+        added: torch.Tensor | None,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Return the sums of outputs by two kernels; see `PlannedProduct`."""
+        inner = gate_up_rows(x, chosen, self.gate_up, self.gate, tiles.gate_up, self.gate_up_bias)
+        return down_rows(inner, chosen, weights, self.down, tiles.down, self.down_bias, added, dtype)
+
+    def run_grouped(
+        self, tiles: Grouped, x: torch.Tensor, aligned: AlignedPairs, per_token: int
+    ) -> torch.Tensor:
+        """Return the outputs of all pairs by two grouped GEMMs; see `PlannedProduct`."""
+        inner = gate_up_grouped(
+            x, per_token, aligned, self.gate_up, self.gate, tiles.gate_up, self.gate_up_bias
+        )
+        return down_grouped(inner, aligned, self.down, tiles.down, self.down_bias)
 
 
 class KernelRouter:
@@ -205,32 +278,10 @@ def make_rules(router: ExpertRouter) -> RoutingRules:
     )
 
 
-class ProductByPlan(Protocol):
-    """A product by kernels that a plan chooses: `KernelProduct`, or `CodedKernelProduct`."""
-
-    dtype: torch.dtype
-    """Data type of inputs."""
-
-    def run(
-        self,
-        x: torch.Tensor,
-        chosen: torch.Tensor,
-        weights: torch.Tensor,
-        *,
-        added: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Return this rank's sums of outputs [tokens, hidden]; see `KernelProduct.run`."""
-        ...
-
-    def compile(self, per_token: int, *, adds: bool) -> None:
-        """Compile the kernels of all variants; see `KernelProduct.compile`."""
-        ...
-
-
 class ExpertKernels:
     """The kernels of a mixture: those of its product, and those of its router unless PyTorch computes it."""
 
-    def __init__(self, router: KernelRouter | ExpertRouter, product: ProductByPlan) -> None:
+    def __init__(self, router: KernelRouter | ExpertRouter, product: PlannedProduct) -> None:
         self.router, self.product = router, product
 
     def __call__(self, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import torch
 
 from mizzen.kernels.experts.align import align_pairs
-from mizzen.kernels.experts.quantized_gemm import ExpertMatrices, choose_block, multiply_pairs
+from mizzen.kernels.experts.matrices import ExpertMatrices
+from mizzen.kernels.experts.quantized_gemm import choose_block, multiply_pairs
 from mizzen.kernels.experts.weighted_sum import sum_pairs
 from mizzen.layers.experts.quantized_stack import QuantizedExperts
 from mizzen.layers.experts.quantized_weights import QuantizedExpertWeights
