@@ -180,7 +180,7 @@ class GenerationExchange(ApiCall):
     async def _serve_full(self, groups: list[list[GeneratedSequence]], service: Service) -> None:
         pieces: dict[int, list[AnswerPiece]] = {}
         firsts = [group[0] for group in groups]
-        model = service.table.find_sole_model() if self._generation.scores_prompts else None
+        model = service.table.find_sole_model() if self._generation.returns_all_scores else None
         if model is not None:
             for first in firsts:
                 first.recall_scores(service.scored_prompts, model)
@@ -195,7 +195,7 @@ class GenerationExchange(ApiCall):
             await self._run_all(groups, collect)
         for index, source in order_sources_first([first.generation.logprobs_source for first in firsts]):
             firsts[index].take_prompt_logprobs(firsts[source])
-        if self._generation.scores_prompts:
+        if self._generation.returns_all_scores:
             for first in firsts:
                 first.remember_scores(service.scored_prompts)
         chosen = [sequence for group in groups for sequence in select_best(group, self._generation.n)]

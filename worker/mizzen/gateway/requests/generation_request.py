@@ -136,15 +136,23 @@ class GenerationRequest:
         return self.sampling.logprobs is not None
 
     @property
-    def scores_prompts(self) -> bool:
-        """True if the response has the log probabilities of all prompt tokens, and is sent as a whole."""
-        whole = self.sampling.prompt_logprobs_from == 0 and not self.sampling.logprob_token_ids
-        return whole and self.echo and self.logprobs and self.best_of == 1 and not self.stream
+    def returns_scores(self) -> bool:
+        """True if a response that is sent as a whole has log probabilities of each prompt's tokens once."""
+        return self.echo and self.logprobs and self.best_of == 1 and not self.stream
 
-    def start_scores_at(self, token: int) -> GenerationRequest:
-        """Return the request with log probabilities of the prompt's tokens from an index on."""
+    @property
+    def returns_all_scores(self) -> bool:
+        """True if `returns_scores`, and they are those of all prompt tokens."""
+        whole = self.sampling.prompt_logprobs_from == 0 and not self.sampling.logprob_token_ids
+        return self.returns_scores and whole
+
+    def start_scores_at(self, token: int, source: int | None = None) -> GenerationRequest:
+        """Return the request with log probabilities of the prompt's tokens from an index on.
+
+        `source` is the `logprobs_source` of the tokens before it.
+        """
         sampling = replace(self.sampling, prompt_logprobs_from=token)
-        return replace(self, logprobs_source=None, sampling=sampling)
+        return replace(self, logprobs_source=source, sampling=sampling)
 
     def split_sequences(self) -> list[GenerationRequest]:
         """Return one request per sequence, grouped by prompt.
@@ -163,7 +171,7 @@ class GenerationRequest:
                 replace(self, prompt=prompt, prompts=(), sampling=sampling_of_sequence(sampling, index))
                 for index in range(self.best_of)
             ]
-        if self.echo and self.logprobs and self.best_of == 1 and not self.stream:
+        if self.returns_scores:
             return share_prompt_logprobs(requests)
         return requests
 
@@ -173,11 +181,7 @@ def share_prompt_logprobs(requests: list[GenerationRequest]) -> list[GenerationR
     prompts = [request.prompt for request in requests if request.prompt is not None]
     shared = find_shared_prefixes(prompts)
     return [
-        replace(
-            request,
-            logprobs_source=prefix.source,
-            sampling=replace(request.sampling, prompt_logprobs_from=prefix.tokens),
-        )
+        request.start_scores_at(prefix.tokens, prefix.source)
         if (prefix := shared.get(index)) and prefix.tokens > request.sampling.prompt_logprobs_from
         else request
         for index, request in enumerate(requests)

@@ -223,6 +223,21 @@ class GeneratedSequence:
             prompt = self.generation.prompt.tobytes()
             scored.add(self._score_key(self._model), prompt, self._prompt_logprobs)
 
+    def _complete_scores(self, model: ModelIdentity) -> bool:
+        """Put the recalled log probabilities before those of an engine that serves `model`.
+
+        Return False if a rollout has replaced the model that scored them; then the whole prompt is scored.
+        """
+        self._model = model
+        if self._recalled is None:
+            return True
+        if self._recalled.model == model:
+            self._prompt_logprobs = [*self._recalled.entries, *self._prompt_logprobs]
+            return True
+        self._recalled, self._prompt_logprobs = None, []
+        self._start_scores_at(0)
+        return False
+
     def _score_key(self, model: ModelIdentity) -> ScoreKey:
         return ScoreKey(model, self._routed.salt, self.generation.sampling.prompt_logprobs or 0)
 
@@ -300,22 +315,14 @@ class GeneratedSequence:
                 lost = error if isinstance(error, StreamLost) else StreamLost("refused", str(error))
                 attempt.close()
                 self._dispatcher.handle_loss(self._routed, attempt.engine, lost)
-                self._attempt = await self._dispatcher.place(self._routed)
-                self._start_answer()
             else:
                 await self.wait_finish()
-                if self._recalled is None or self._recalled.model == attempt.model:
-                    self._model = attempt.model
-                    recalled = self._recalled.entries if self._recalled is not None else ()
-                    self._prompt_logprobs = [*recalled, *self._prompt_logprobs]
+                if self._complete_scores(attempt.model):
                     return pieces
-                # A rollout has replaced the model that scored the prefix.
                 attempt.close()
-                self._recalled, self._prompt_logprobs = None, []
-                self._start_scores_at(0)
                 self._routed.discard_output()
-                self._attempt = await self._dispatcher.place(self._routed)
-                self._start_answer()
+            self._attempt = await self._dispatcher.place(self._routed)
+            self._start_answer()
 
     def stream_error(self, error: StreamLost | EngineRefused) -> ApiError:
         """Return the error to send to the client for an error that `next_piece` has raised."""
