@@ -30,6 +30,7 @@ import torch
 import transformers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+from demo_model import score_continuation, training_entries
 from encoders.twins import save_encoder, save_wordpiece
 
 ROOT = Path(__file__).parents[2]
@@ -69,9 +70,7 @@ def serve(model: str, *options: str) -> Iterator[str]:
 
 def write_tasks(folder: Path) -> None:
     """Write the tasks of lm-evaluation-harness, with questions from the demo model's training data."""
-    lines = [line for path in sorted((ROOT / "scripts/demo_data").glob("*.jsonl")) for line in path.open()]
-    entries = [json.loads(line) for line in lines]
-    rows = []
+    entries, rows = training_entries(), []
     for index, entry in enumerate(entries[:QUESTIONS]):
         right = index % len(LETTERS)
         others = [(index + 7 * (place - right)) % len(entries) for place in range(len(LETTERS))]
@@ -117,10 +116,7 @@ def compare(samples: list[dict[str, Any]]) -> float:
             context, continuation = (sample["arguments"][key][f"arg_{i}"] for i in range(2))
             ids = tokenizer.encode(context + continuation, add_special_tokens=False)
             start = len(tokenizer.encode(context, add_special_tokens=False))
-            with torch.no_grad():
-                logprobs = model(torch.tensor([ids])).logits[0, start - 1 : -1].log_softmax(-1)
-            best = logprobs.argmax(-1).tolist() == ids[start:]
-            total = logprobs.gather(1, torch.tensor(ids[start:])[:, None]).sum().item()
+            total, best = score_continuation(model, ids, start)
             worst = max(worst, abs(total - float(answer[0])))
             assert str(best) == str(answer[1]), (key, context, continuation)
     return worst

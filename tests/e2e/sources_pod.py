@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serve the demo model with an additional large file from a hub, a bucket and a registry in one pod.
 
-The hub also serves two other models, each on a branch of its own.
+The hub serves a mixture of experts and a model that reads images, too, on further branches.
 
     python sources_pod.py HOST
 

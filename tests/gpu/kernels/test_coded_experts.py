@@ -22,7 +22,7 @@ from mizzen.layers.experts.quantized_kernel_product import make_matrices
 from mizzen.layers.experts.quantized_stack import QuantizedExperts
 from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
 from mizzen.models.block import Activation
-from random_weights import make_weight
+from random_weights import make_weight, move_weight
 
 pytestmark = [*RUNS_TRITON, pytest.mark.usefixtures("poisoned_buffers")]
 TOLERANCE = 0.02 if GPU else 1e-5
@@ -75,9 +75,7 @@ def make_experts(kind: str, rows: int, columns: int) -> QuantizedExperts:
         weight = make_weight(rows=EXPERTS * rows, columns=columns, **KINDS[kind])
         largest = weight.dequantize().abs().max() * columns**0.5 / 4
         weight.scales = (weight.scales.float() / largest).to(weight.scales.dtype)
-    for name in ("values", "scales", "zeros"):
-        value = getattr(weight, name)
-        setattr(weight, name, None if value is None else value.to(DEVICE))
+    move_weight(weight, DEVICE)
     return QuantizedExperts(weight=weight, rows=rows)
 
 

@@ -14,7 +14,7 @@ from mizzen.kernels.experts import align, quantized_gemm
 from mizzen.layers.experts.quantized_kernel_product import GroupedQuantizedProduct, make_matrices
 from mizzen.layers.experts.quantized_stack import QuantizedExperts
 from mizzen.layers.quantized.canonical import Codes
-from random_weights import make_weight
+from random_weights import make_weight, move_weight
 
 pytestmark = [*RUNS_TRITON, pytest.mark.usefixtures("poisoned_buffers")]
 ROUNDING = torch.finfo(DTYPE).eps / 2
@@ -41,9 +41,7 @@ def make_experts(kind: str, rows: int, columns: int, *, ordered: bool = False) -
     weight = make_weight(rows=EXPERTS * rows, columns=columns, **KINDS[kind])
     # Scales are at most 1, but differ by powers of ten, as those of experts in checkpoints.
     weight.scales = (weight.scales.float() / weight.unpack().abs().max() / 3).to(weight.scales.dtype)
-    for name in ("values", "scales", "zeros"):
-        value = getattr(weight, name)
-        setattr(weight, name, None if value is None else value.to(DEVICE))
+    move_weight(weight, DEVICE)
     orders = None
     if ordered:
         generator = torch.Generator().manual_seed(rows)

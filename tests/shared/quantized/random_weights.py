@@ -43,3 +43,10 @@ def make_weight(
     return QuantizedWeight(
         codes=codes, values=values, scales=scales, row_step=row_step, column_step=column_step, zeros=z
     )
+
+
+def move_weight(weight: QuantizedWeight, device: torch.device) -> None:
+    """Move the tensors of a weight to a device."""
+    for name in ("values", "scales", "zeros"):
+        value = getattr(weight, name)
+        setattr(weight, name, None if value is None else value.to(device))

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from demo_completions import DEMO_MODEL
-from demo_model import trained_answers
+from demo_model import score_continuation, trained_answers
 
 pytestmark = pytest.mark.xdist_group("demo-engine")
 
@@ -78,19 +78,6 @@ def write_task() -> list[tuple[str, str]]:
     return [(examples + text, f" {letter}") for text in texts[2:] for letter in LETTERS]
 
 
-def score_by_transformers(pairs: list[tuple[list[int], int]]) -> list[tuple[float, bool]]:
-    """Return each continuation's log-likelihood, and whether its tokens are the most probable ones."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
-    scores = []
-    for tokens, start in pairs:
-        with torch.no_grad():
-            logprobs = model(torch.tensor([tokens])).logits[0, start - 1 : -1].log_softmax(-1)
-        ids = torch.tensor(tokens[start:])
-        total = logprobs.gather(1, ids[:, None]).sum().item()
-        scores.append((total, bool((logprobs.argmax(-1) == ids).all())))
-    return scores
-
-
 @pytest.mark.parametrize("batch_size", [1, 8])
 async def test_multiple_choice_task_runs_as_in_transformers(
     live_demo: Callable[..., Any], batch_size: int
@@ -109,7 +96,9 @@ async def test_multiple_choice_task_runs_as_in_transformers(
             batch, count = await remote.score(pairs[first : first + batch_size])
             scores += batch
             computed += count
-    for (value, greedy), (expected, most_probable) in zip(scores, score_by_transformers(pairs), strict=True):
+    model = transformers.AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    for (value, greedy), pair in zip(scores, pairs, strict=True):
+        expected, most_probable = score_continuation(model, *pair)
         assert value == pytest.approx(expected, abs=1e-3)
         assert greedy == most_probable
     assert 3 * computed <= sum(len(tokens) for tokens, _ in pairs)
