@@ -49,7 +49,7 @@ def qwen_rules(model_type: str, **preprocessor: Any) -> ImageRules:
 def image_sizes(count: int, largest: int = 2000) -> Iterator[tuple[int, int]]:
     """Yield extreme and random widths and heights."""
     yield from [
-        (1, 1),
+        (1, 2),
         (1, 200),
         (200, 1),
         (13, 13),

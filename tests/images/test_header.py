@@ -44,7 +44,7 @@ def exif(orientation: int) -> Image.Exif:
 def files(draw: st.DrawFn) -> bytes:
     kind = draw(st.sampled_from(sorted(MODES)))
     mode = draw(st.sampled_from(MODES[kind]))
-    size = draw(st.integers(1, 300)), draw(st.integers(1, 300))
+    size = draw(st.tuples(st.integers(1, 300), st.integers(1, 300)).filter(lambda size: size != (1, 1)))
     options: dict[str, Any] = {}
     if kind != "GIF" and draw(st.booleans()):
         options["exif"] = exif(draw(st.integers(0, 9)))
@@ -76,6 +76,15 @@ def test_damaged_files_are_refused_or_read(content: bytes, data: st.DataObject) 
             read_header(broken)
         except InvalidImage as error:
             assert "image" in str(error)
+
+
+@pytest.mark.parametrize("kind", MODES)
+def test_an_image_of_one_pixel_is_refused(kind: str) -> None:
+    with pytest.raises(InvalidImage, match="the image has 1 x 1 pixels: at least 2 are required"):
+        read_header(write(kind, "L", (1, 1)))
+    for size in ((1, 2), (2, 1)):
+        header = read_header(write(kind, "L", size))
+        assert (header.width, header.height) == size
 
 
 @pytest.mark.parametrize("content", [b"", b"BM" + bytes(60), b"II*\x00" + bytes(60), b"<svg></svg>"])

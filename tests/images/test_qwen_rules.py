@@ -86,7 +86,7 @@ def test_limits_beyond_those_of_the_model_are_refused(limits: PixelLimits, messa
         qwen_rules("qwen2_5_vl").geometry(100, 100, limits)
 
 
-@pytest.mark.parametrize("size", [(0, 5), (5, 0), (201, 1), (1, 201)])
+@pytest.mark.parametrize("size", [(0, 5), (5, 0), (1, 1), (201, 1), (1, 201)])
 def test_narrow_and_empty_images_are_refused(size: tuple[int, int]) -> None:
     with pytest.raises(InvalidImage, match=f"{size[0]} x {size[1]}"):
         qwen_rules("qwen2_vl").geometry(*size)

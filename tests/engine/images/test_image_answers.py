@@ -36,7 +36,7 @@ def random_file(source: random.Random, rules: ImageRules) -> bytes:
         width, height = (round(LONGEST_EDGE ** source.random()) for _ in range(2))
         try:
             rules.geometry(width, height)
-        except InvalidImage:  # too narrow
+        except InvalidImage:  # too narrow, or a single pixel
             continue
         options = {} if kind == "GIF" else {"exif": orientation_exif(source.randint(1, 8))}
         return write_image(kind, mode, (width, height), source.randrange(1 << 30), **options)

@@ -107,6 +107,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (chat(linked("ftp://a/b")), "messages[0].content[0]", "must begin with data:"),
     (chat(linked("https://a.b/c")), "messages[0].content[0]", "--image-urls is refused"),
     (chat(*[IMAGE] * 3), "messages[0].content[2]", "at most 2 images (--max-images)"),
+    (chat(TEXT, image_part(png(1, 1))), "messages[0].content[1]", "1 x 1 pixels: at least 2 are required"),
     (chat(TEXT, image_part(png(101, 100))), "messages[0].content[1]", "--max-image-pixels"),
     (chat(image_part(FILE + bytes(4000))), "messages[0].content[0]", "--max-image-bytes"),
     (chat(image_part(png(100, 1)), image_part(FILE[:30])), "messages[0].content[1]", ""),
@@ -136,11 +137,12 @@ async def test_metrics_count_images_by_source_and_refusals_by_cause(live: Any, q
     }
     for code, body in refused.items():
         assert (await post(gateway, "/v1/chat/completions", body)).json()["error"]["code"] == code
-    large = chat(image_part(png(101, 100)))
-    assert (await post(gateway, "/v1/chat/completions", large)).json()["error"]["code"] == "image_too_large"
+    for code, file in (("image_too_large", png(101, 100)), ("invalid_image", png(1, 1))):
+        answer = await post(gateway, "/v1/chat/completions", chat(image_part(file)))
+        assert answer.json()["error"]["code"] == code
     for path, body in REQUESTS.items():
         assert (await post(gateway, path, body)).status_code == 200
-    counts = {"image_too_large": 2}
+    counts = {"image_too_large": 2, "invalid_image": 2}
     lines = gateway.gateway.metrics_text().decode().splitlines()
     for code in IMAGE_ERROR_CODES:
         count = counts.get(code, int(code in refused))
@@ -171,6 +173,8 @@ async def test_other_apis_name_their_own_fields(live: Any, qwen_engine: Any) -> 
     }
     use = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}
     chat_with_result = [{"role": "user", "content": "q"}, use, {"role": "user", "content": [result]}]
+    pixel = png(1, 1)
+    pixel_source = {**BLOCK["source"], "data": base64.b64encode(pixel).decode()}
     of_file = {**BLOCK, "source": {"type": "file", "file_id": "f"}}
     cases = [
         (
@@ -180,6 +184,8 @@ async def test_other_apis_name_their_own_fields(live: Any, qwen_engine: Any) -> 
         ),
         ("/v1/responses", responses(text, {"type": "input_image", "file_id": "f"}), "input[0].content[1]"),
         ("/v1/responses", responses({**INPUT, "detail": "original"}), "input[0].content[0]"),
+        ("/v1/responses", responses(text, {**INPUT, "image_url": data_url(pixel)}), "input[0].content[1]"),
+        ("/v1/messages", messages(TEXT, {**BLOCK, "source": pixel_source}), "messages[0].content[1]"),
         ("/v1/messages", messages(TEXT, BLOCK, BLOCK, BLOCK), "messages[0].content[3]"),
         ("/v1/messages", messages(of_file), "messages[0].content[0].source.type"),
         ("/v1/messages", messages({**BLOCK, "source": {"type": "base64"}}), "messages[0].content[0]"),

@@ -20,7 +20,7 @@ def read_header(content: bytes) -> ImageHeader:
     """Read the header of an image file.
 
     Raises:
-        InvalidImage: the file has another format, is damaged within its header, or has no pixels.
+        InvalidImage: the file has another format, is damaged within its header, or has too few pixels.
     """
     name, (width, height, orientation) = _read_stored(content)
     require_pixels(width, height)

@@ -7,24 +7,28 @@ from dataclasses import fields
 
 from mizzen.images.types import InvalidImage, PixelLimits
 
+MIN_PIXELS = 2
+"""Minimum number of pixels of an image: a single one shows nothing but a color."""
 MAX_ASPECT_RATIO = 200
 
 
 def require_pixels(width: int, height: int) -> None:
-    """Check that an image has pixels.
+    """Check that an image has at least `MIN_PIXELS` pixels.
 
     Raises:
-        InvalidImage: it has none.
+        InvalidImage: it has fewer.
     """
     if min(width, height) < 1:
         raise InvalidImage(f"the image has {width} x {height} pixels: width and height must be at least 1")
+    if width * height < MIN_PIXELS:
+        raise InvalidImage(f"the image has {width} x {height} pixels: at least {MIN_PIXELS} are required")
 
 
 def require_aspect_ratio(width: int, height: int, largest: float = MAX_ASPECT_RATIO) -> None:
-    """Check that an image has pixels and is not too narrow.
+    """Check that an image has at least `MIN_PIXELS` pixels and is not too narrow.
 
     Raises:
-        InvalidImage: it has none, or one edge is over `largest` times as long as the other.
+        InvalidImage: it has fewer, or one edge is over `largest` times as long as the other.
     """
     require_pixels(width, height)
     if max(width, height) / min(width, height) > largest:
