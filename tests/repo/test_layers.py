@@ -210,6 +210,12 @@ def test_a_serving_gateway_does_not_load_the_http_client(module: str) -> None:
     assert python(f"import sys, {module}; print('httpx' in sys.modules)") == "False"
 
 
+def test_loading_an_engine_imports_neither_transformers_nor_the_compiler_of_pytorch() -> None:
+    """TorchDynamo takes as long to import as everything else that an engine imports."""
+    heavy = {"torch._dynamo", "sympy", "transformers"}
+    assert python(f"import sys, mizzen.engine.loading.loader; print({heavy} & set(sys.modules))") == "set()"
+
+
 def test_import_operator_loads_the_standard_library() -> None:
     assert not (ROOT / "operator/__init__.py").exists()
     path = python("import operator; print(operator.__file__)")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,9 +21,10 @@ def test_an_id_is_negative_and_made_of_the_first_31_bits() -> None:
     assert image_token(b"\xff" * 32) == -(2**31)
 
 
-def test_images_whose_digests_begin_alike_have_different_ids() -> None:
+def test_images_whose_digests_begin_alike_have_different_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_SWEEP", 300)
     keys = ImageKeys()
-    digests = [digest(number) for number in range(10_000)]
+    digests = [digest(number) for number in range(1000)]
     ids = [keys.assign(one, lambda: (), digests) for one in digests]
     assert len(set(ids)) == len(digests)
     assert all(-(2**31) <= one < 0 for one in ids)
@@ -51,13 +53,14 @@ def test_an_id_in_use_is_never_given_to_another_image(images: list[tuple[int, in
         keys._sweep_at = 0
 
 
-def test_unused_images_are_forgotten() -> None:
+def test_unused_images_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FIRST_SWEEP", 100)
     keys = ImageKeys()
     live = [digest(number, 2 * number) for number in range(10)]
     for one in live:
         keys.assign(one, lambda: (), live)
-    for number in range(20_000):
-        keys.assign(digest(number, 2 * (number % 1000 + 50)), lambda: (), live)
+    for number in range(1000):
+        keys.assign(digest(number, 2 * (number % 60 + 50)), lambda: (), live)
         assert len(keys) <= module._FIRST_SWEEP
     ids = {keys.assign(one, lambda: (), live) for one in live}
     assert ids == {image_token(one) for one in live}

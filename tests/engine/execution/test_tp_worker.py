@@ -49,13 +49,14 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def requests() -> list[Request]:
+def requests(tokens: int = 12) -> list[Request]:
+    """Return requests that generate `tokens` tokens, and requests that pool their prompts."""
     rng = np.random.default_rng(0)
     new_requests = [
         Request(
             rid=rid,
             prompt=rng.integers(3, VOCABULARY, int(rng.integers(1, 60))).astype(np.int32),
-            sampling=SamplingParams(max_tokens=12, ignore_eos=True, **KINDS[rid % len(KINDS)]),
+            sampling=SamplingParams(max_tokens=tokens, ignore_eos=True, **KINDS[rid % len(KINDS)]),
             seed=100 + rid,
         )
         for rid in range(10)
@@ -158,7 +159,7 @@ def test_each_kind_of_block_answers_the_same_on_several_ranks(
 ) -> None:
     """With two KV heads, ranks share KV heads if there are four ranks."""
     kit.save_twin(tmp_path, twin, **SHAPE, hidden_size=64)
-    requested, alone = [*requests()[:3], requests()[-1]], {}
+    requested, alone = [*requests(6)[:3], requests()[-1]], {}
     for ranks in (1, 2, 4):
         with thread_ranks(tmp_path, ranks, prefill_chunk_tokens=32, check_integrity=True) as engine:
             results = run(engine, requested)
@@ -170,7 +171,7 @@ def test_each_kind_of_block_answers_the_same_on_several_ranks(
 def test_models_of_transformers_answer_the_same_on_several_ranks(prefix: str, tmp_path: Path) -> None:
     """With two KV heads, ranks share KV heads if there are four ranks."""
     save_other_twin(tmp_path, prefix, **SHAPE, hidden_size=64)
-    requested, alone = [*requests()[:3], requests()[-1]], {}
+    requested, alone = [*requests(6)[:3], requests()[-1]], {}
     for ranks in (1, 2, 4):
         with thread_ranks(tmp_path, ranks, prefill_chunk_tokens=32, check_integrity=True) as engine:
             assert engine.info.implementation == "transformers"
@@ -207,7 +208,7 @@ def test_plans_that_gather_projections_answer_the_same_on_two_ranks(
 ) -> None:
     """OLMo 2 normalises all queries together, and Phi-3 has one projection for queries, keys, values."""
     kit.save_twin(tmp_path, twin, **SHAPE, hidden_size=64)
-    requested, alone = requests()[:3], {}
+    requested, alone = requests(6)[:3], {}
     for ranks in (1, 2):
         with thread_ranks(tmp_path, ranks, model_implementation="transformers") as engine:
             results = run(engine, requested)

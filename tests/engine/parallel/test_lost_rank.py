@@ -33,11 +33,11 @@ CpuRunner.launch = full
 llm.generate([[3, 4, 5]], SamplingParams(max_tokens=50, ignore_eos=True))
 """
 END = """
-import atexit, time
+import atexit, sys, time
 from mizzen.server.ranks import launch_guard
 
-launch_guard.EXIT_SECONDS = 3
-atexit.register(time.sleep, float(SECONDS))  # as memory that is freed once the GPU is done
+launch_guard.EXIT_SECONDS = 2
+atexit.register(time.sleep, float(sys.argv[1]))  # as memory that is freed once the GPU is done
 launch_guard.arm_exit_alarm()
 raise SystemExit(7)
 """
@@ -91,8 +91,8 @@ def test_ranks_outlive_their_starting_thread_but_not_the_program(
 
 
 def test_an_exit_that_hangs_is_forced() -> None:
-    assert run(END.replace("SECONDS", "600")).returncode == -signal.SIGALRM
+    assert run(END, "600").returncode == -signal.SIGALRM
 
 
 def test_an_exit_in_time_is_not_forced() -> None:
-    assert run(END.replace("SECONDS", "0")).returncode == 7
+    assert run(END, "0").returncode == 7

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.varlen import varlen_attn
 
 from mizzen.attention import flash_attention3
 from mizzen.core.request import Int64
@@ -57,7 +56,9 @@ def attend_by_flash2(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, begins: torch.Tensor, longest: int, reach: int
 ) -> torch.Tensor:
     """Compute attention within prompts by PyTorch's FlashAttention 2 (arXiv 2307.08691)."""
-    out = varlen_attn(q, k, v, begins, begins, longest, longest, window_size=(reach, reach))
+    # Imported only here: the module imports TorchDynamo, which takes as long as all other imports together.
+    kernels: Any = importlib.import_module("torch.nn.attention.varlen")
+    out = kernels.varlen_attn(q, k, v, begins, begins, longest, longest, window_size=(reach, reach))
     return out if isinstance(out, torch.Tensor) else out[0]
 
 
