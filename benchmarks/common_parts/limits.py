@@ -13,7 +13,7 @@ from typing import Any
 from common_parts.arguments import above_zero, not_negative
 from common_parts.machine_rates import measure_in_child_process
 from mizzen.models.config import ModelConfig
-from mizzen.quantization.schemes import Fp8Weights, Int8Weights, PackedIntegers
+from mizzen.quantization.schemes import MXFP4_BLOCK, Fp8Weights, Int8Weights, Mxfp4Weights, PackedIntegers
 
 LEAST_SUM = {2: 2.9, 4: 7.0, 8: 7.0}
 """Minimum time of an all-reduce in microseconds, for each number of GPUs.
@@ -39,6 +39,8 @@ class Limits:
     """Bytes per weight and per value in the residual stream."""
     body_element: float = 2.0
     """Bytes per weight of the layers, including scales."""
+    expert_element: float | None = None
+    """Bytes per weight of experts, including scales; None if it is `body_element`."""
     body_speed: float = 1.0
     """Speed of the layers' GEMMs relative to bfloat16: 2 if weights and inputs have 8 bits."""
     kv_element: int = 2
@@ -80,7 +82,10 @@ class Limits:
 
     def weight_bytes(self, rows: int) -> float:
         """Return the bytes of the weights that a step of `rows` rows reads."""
-        return self.body_element * self.count_body(self.experts_read(rows)) + self.element * self.head
+        experts = self.experts_read(rows)
+        dense, read = self.count_body(0), self.count_body(experts)
+        element = self.body_element if self.expert_element is None else self.expert_element
+        return self.body_element * dense + element * (read - dense) + self.element * self.head
 
     @property
     def token_bytes(self) -> int:
@@ -211,13 +216,20 @@ def add_limit_options(parser: argparse.ArgumentParser) -> None:
 def weight_bytes(config: ModelConfig, element: int) -> float:
     """Return the bytes of a weight in the layers, which all have one scheme, with its scale.
 
-    `element` is the number of bytes of an unquantized weight.
+    `element` is the number of bytes of an unquantized weight. MXFP4 stands for experts alone.
     """
     for scheme in config.quantization.schemes:
         if isinstance(scheme, PackedIntegers):
             return scheme.bits / 8 + (2 / scheme.group_size if scheme.group_size else 0)
-        return 1.0
+        if not isinstance(scheme, Mxfp4Weights):
+            return 1.0
     return float(element)
+
+
+def expert_bytes(config: ModelConfig) -> float | None:
+    """Return the bytes of a weight of experts with its scale if only experts are quantized, else None."""
+    mxfp4 = any(isinstance(scheme, Mxfp4Weights) for scheme in config.quantization.schemes)
+    return (4 + 8 / MXFP4_BLOCK) / 8 if mxfp4 else None
 
 
 def gemm_speed(config: ModelConfig) -> float:
@@ -239,6 +251,7 @@ def limits_of(args: argparse.Namespace, config: ModelConfig, options: Mapping[st
         flops=flops,
         element=element,
         body_element=weight_bytes(config, element),
+        expert_element=expert_bytes(config),
         body_speed=gemm_speed(config),
         kv_element=1 if options["kv_cache_dtype"] == "fp8" else element,
         gpus=gpus,

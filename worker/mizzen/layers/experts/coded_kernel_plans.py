@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from mizzen.layers.experts.kernel_plans import ExpertKernelPlan
+from mizzen.kernels.experts.few_rows import FewRowsTile
+from mizzen.kernels.experts.grouped_gemm import GroupedTile
+from mizzen.layers.experts.kernel_plans import ExpertKernelPlan, FewRows, Grouped
 from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
 
 
@@ -18,9 +21,76 @@ class CodedFormat:
     """Whether all columns of a row share a scale, in all projections."""
 
 
-CODED_PLANS: dict[CodedFormat, ExpertKernelPlan] = {}
-"""Plans for GPUs of the Hopper generation. It is empty, because no plan has been measured yet: experts of
-formats that are not in the table are multiplied by older products (`make_quantized_product`)."""
+FEW = FewRows(FewRowsTile(4, 1024, 4), FewRowsTile(2, 512, 4))
+ROWS_16 = GroupedTile(16, 64, 128, 4, 4, swap=True)
+ROWS_16_WIDE = GroupedTile(16, 128, 128, 4, 8, swap=True)
+ROWS_16_DEEP = GroupedTile(16, 64, 256, 3, 4, swap=True)
+ROWS_32_WIDE = GroupedTile(32, 128, 128, 4, 8, swap=True)
+ROWS_32_DEEP = GroupedTile(32, 64, 256, 3, 4, swap=True)
+ROWS_64 = Grouped(GroupedTile(64, 64, 128, 4, 4, swap=True), GroupedTile(64, 128, 128, 3, 8, swap=True))
+ROWS_128 = GroupedTile(128, 128, 128, 3, 8, swap=True)
+ROWS_128_ORDERED = GroupedTile(128, 128, 128, 3, 8, swap=True, span=4)
+
+CODED_PLANS: dict[CodedFormat, ExpertKernelPlan] = {
+    CodedFormat(Codes.UINT4, by_row=False): ExpertKernelPlan(
+        few_rows=FEW,
+        few_tokens=1,
+        grouped=(
+            (
+                0.25,
+                Grouped(
+                    GroupedTile(16, 32, 128, 4, 4, swap=False), GroupedTile(16, 128, 256, 3, 8, swap=True)
+                ),
+            ),
+            (11.31, Grouped(ROWS_16_DEEP, ROWS_16)),
+            (45.25, Grouped(GroupedTile(32, 64, 128, 4, 4, swap=True), ROWS_32_WIDE)),
+            (math.inf, ROWS_64),
+        ),
+        library_rows=math.inf,
+        library_size=0,
+    ),
+    CodedFormat(Codes.E4M3, by_row=True): ExpertKernelPlan(
+        few_rows=FEW,
+        few_tokens=1,
+        grouped=(
+            (0.25, Grouped(ROWS_16, ROWS_16_WIDE)),
+            (11.31, Grouped(ROWS_16_DEEP, ROWS_16)),
+            (45.25, Grouped(ROWS_32_DEEP, ROWS_32_WIDE)),
+            (math.inf, ROWS_64),
+        ),
+        library_rows=128,
+        library_size=0,
+    ),
+    CodedFormat(Codes.E4M3, by_row=False): ExpertKernelPlan(
+        few_rows=FEW,
+        few_tokens=1,
+        grouped=(
+            (45.25, Grouped(ROWS_16, ROWS_16)),
+            (256, ROWS_64),
+            (math.inf, Grouped(ROWS_128_ORDERED, ROWS_128_ORDERED)),
+        ),
+        library_rows=math.inf,
+        library_size=0,
+    ),
+    CodedFormat(Codes.E2M1, by_row=False): ExpertKernelPlan(
+        few_rows=FEW,
+        few_tokens=2,
+        grouped=(
+            (11.31, Grouped(ROWS_16_DEEP, ROWS_16_DEEP)),
+            (90.51, Grouped(ROWS_32_DEEP, GroupedTile(32, 128, 256, 3, 8, swap=True))),
+            (512, Grouped(ROWS_128, ROWS_128_ORDERED)),
+            (math.inf, Grouped(GroupedTile(128, 64, 128, 3, 4, swap=True), ROWS_128_ORDERED)),
+        ),
+        library_rows=math.inf,
+        library_size=0,
+    ),
+}
+"""Plans for GPUs of the Hopper generation, measured on an H100 (docs/benchmarks.md, "Quantized experts").
+
+FP8 by blocks, FP8 by channels and int4 in groups of 128 were measured with the experts of Qwen3-30B-A3B, MXFP4
+with those of gpt-oss-20b, for 1, 2, 8, 32, 64, 128, 256, 2048 and 8192 tokens. The older products were faster
+only for FP8 by channels and over 128 rows of an expert. They multiply experts of formats that are not in the
+table (`make_quantized_product`)."""
 
 
 def find_plan(*weights: QuantizedWeight) -> ExpertKernelPlan | None:
