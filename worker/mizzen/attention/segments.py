@@ -8,9 +8,11 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
+from mizzen.attention.base import copy_to_device
 from mizzen.attention.flash_attention3 import package_fault
 from mizzen.attention.whole_prompts import attend_by_flash3, has_prompt_kernel
 from mizzen.kernels.launch import has_wgmma
@@ -59,11 +61,10 @@ class FlashSegments:
 
     def plan(self, segments: Segments) -> Attend:
         """Return the attention for sequences with these segments, without waiting for the device."""
-        lengths = [
-            torch.full((count,), length, dtype=torch.int32, device=self.device) for count, length in segments
-        ]
-        starts = F.pad(torch.cat(lengths).cumsum(0, dtype=torch.int32), (1, 0))
-        longest = max(length for _, length in segments)
+        counts, lengths = zip(*segments, strict=True)
+        ends = np.cumsum(np.repeat(lengths, counts), dtype=np.int32)
+        starts = copy_to_device(np.concatenate([np.zeros(1, np.int32), ends]), self.device)
+        longest = max(lengths)
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             return attend_by_flash3(q, k, v, starts, longest, -1).flatten(1)

@@ -7,6 +7,7 @@ was allocated when the engine was loaded. Rank 0 runs the encoder, and all ranks
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -18,14 +19,18 @@ from mizzen.core.step_plan import StepPlan
 from mizzen.engine.execution.encoding_timer import EncodingTimer
 from mizzen.engine.uploader import Uploader
 from mizzen.models.image_rows import ImageRows
+from mizzen.models.vision.config import CHANNELS
 from mizzen.parallel.collectives import SINGLE_RANK, Collectives
 
 
-class EncodeImage(Protocol):
+class ImageEncoder(Protocol):
     """The vision encoder of a model."""
 
-    def __call__(self, pixels: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
-        """Return the embeddings [embeddings, width] of pixels, uint8 [tiles, height, width, 3]."""
+    def encode(self, images: Sequence[tuple[torch.Tensor, tuple[int, int, int]]]) -> Sequence[torch.Tensor]:
+        """Return the embeddings [embeddings, width] of each image, computed together.
+
+        An image is given by its pixels, uint8 [tiles, height, width, 3], and its grid.
+        """
         ...
 
 
@@ -35,27 +40,32 @@ class ImageStore:
     def __init__(
         self,
         table: torch.Tensor,
-        encode: EncodeImage | None,
+        encoder: ImageEncoder | None,
         upload: Uploader,
         ranks: Collectives = SINGLE_RANK,
+        *,
+        max_pixels: int = 0,
     ) -> None:
         """Keep embeddings in a table.
 
         Args:
             table: Memory of the embeddings [capacity, width], in the model's dtype.
-            encode: The encoder on rank 0; None on other ranks.
+            encoder: The encoder on rank 0; None on other ranks.
             upload: Copies arrays to the device.
             ranks: Collectives of the tensor parallel ranks.
+            max_pixels: Maximum number of pixels of several images that are encoded together; their memory is
+                that of one image with as many pixels.
 
         Raises:
             ValueError: Rank 0 has no encoder.
         """
-        if encode is None and ranks.rank == 0:
+        if encoder is None and ranks.rank == 0:
             raise ValueError("rank 0 encodes images for all ranks, and needs the encoder")
         self.table = table
-        self.encode = encode
+        self.encoder = encoder
         self.upload = upload
         self.ranks = ranks
+        self.max_pixels = max_pixels
         self.timer = EncodingTimer(table.device)
         """Time that the encoder runs on this rank."""
         self.free_rows = np.arange(len(table))[::-1].copy()
@@ -71,8 +81,8 @@ class ImageStore:
         """
         for digest in plan.dropped_images:
             self.drop(digest)
-        for encoding in plan.encodings:
-            self.add(encoding)
+        if plan.encodings:
+            self.add(plan.encodings)
 
     def drop(self, digest: bytes) -> None:
         """Free the rows of an image.
@@ -86,8 +96,21 @@ class ImageStore:
         self.free_rows[self.free_count : self.free_count + len(rows)] = rows
         self.free_count += len(rows)
 
-    def add(self, encoding: ImageEncoding) -> None:
-        """Encode an image on rank 0, and keep its embeddings on all ranks.
+    def add(self, encodings: Sequence[ImageEncoding]) -> None:
+        """Encode images on rank 0, and keep their embeddings on all ranks.
+
+        Raises:
+            ValueError: An image is stored already, there is no room for it, rank 0 has no pixels, or the
+                encoder returns another number of embeddings.
+        """
+        for encoding in encodings:
+            self.reserve_rows(encoding)
+        for encoding, embeddings in zip(encodings, self.compute(encodings), strict=True):
+            self.ranks.broadcast(embeddings.view(torch.uint8))  # a type that all collectives support
+            self.table.index_copy_(0, self.upload(self.rows_by_digest[encoding.digest]), embeddings)
+
+    def reserve_rows(self, encoding: ImageEncoding) -> None:
+        """Choose the rows of an image.
 
         Raises:
             ValueError: The image is stored already, or there is no room for it.
@@ -103,27 +126,50 @@ class ImageStore:
         self.free_count -= count
         rows = self.free_rows[self.free_count : self.free_count + count].copy()
         self.rows_by_digest[encoding.digest] = rows
-        self.table.index_copy_(0, self.upload(rows), self.compute(encoding))
 
-    def compute(self, encoding: ImageEncoding) -> torch.Tensor:
-        """Return the embeddings of an image [embeddings, width] on every rank.
+    def compute(self, encodings: Sequence[ImageEncoding]) -> Iterator[torch.Tensor]:
+        """Yield the embeddings [embeddings, width] of each image on rank 0, and empty memory on other ranks.
 
         Raises:
             ValueError: Rank 0 has no pixels, or the encoder returns another number of embeddings.
         """
-        shape = (encoding.embeddings, self.table.shape[1])
-        if self.encode is None:
-            embeddings = self.table.new_empty(shape)
-        elif encoding.pixels is None:
-            raise ValueError(f"a step encodes the image {encoding.digest.hex()} without its pixels")
-        else:
+        if self.encoder is None:
+            for encoding in encodings:
+                yield self.table.new_empty(encoding.embeddings, self.table.shape[1])
+            return
+        for group in self.group_by_pixels(encodings):
+            images = [(self.upload_pixels(pixels), encoding.grid) for encoding, pixels in group]
             with self.timer.measure():
-                embeddings = self.encode(self.upload_pixels(encoding.pixels), encoding.grid)
-                embeddings = embeddings.to(self.table.dtype).contiguous()
-            if embeddings.shape != shape:
-                raise ValueError(f"an image has embeddings of shape {tuple(embeddings.shape)}, not {shape}")
-        self.ranks.broadcast(embeddings.view(torch.uint8))  # a type that all collectives support
-        return embeddings
+                encoded = [each.to(self.table.dtype).contiguous() for each in self.encoder.encode(images)]
+            for (encoding, _), embeddings in zip(group, encoded, strict=True):
+                shape = (encoding.embeddings, self.table.shape[1])
+                if embeddings.shape != shape:
+                    raise ValueError(
+                        f"an image has embeddings of shape {tuple(embeddings.shape)}, not {shape}"
+                    )
+                yield embeddings
+
+    def group_by_pixels(
+        self, encodings: Sequence[ImageEncoding]
+    ) -> Iterator[list[tuple[ImageEncoding, Pixels]]]:
+        """Yield images with their pixels, in groups of at most `max_pixels` pixels or of one image.
+
+        Raises:
+            ValueError: An image has no pixels.
+        """
+        group: list[tuple[ImageEncoding, Pixels]] = []
+        total = 0
+        for encoding in encodings:
+            if encoding.pixels is None:
+                raise ValueError(f"a step encodes the image {encoding.digest.hex()} without its pixels")
+            count = encoding.pixels.size // CHANNELS
+            if group and total + count > self.max_pixels:
+                yield group
+                group, total = [], 0
+            group.append((encoding, encoding.pixels))
+            total += count
+        if group:
+            yield group
 
     def upload_pixels(self, pixels: Pixels) -> torch.Tensor:
         """Copy pixels to the device; PyTorch needs an array that may be written."""

@@ -19,7 +19,7 @@ from mizzen.engine.loading.memory_need import MemoryNeed
 from mizzen.engine.loading.memory_profile import measure_peak_bytes
 from mizzen.engine.loading.model_setup import DUMMY_SEED, measure_targets, zeros
 from mizzen.engine.loading.resolve import uses_own_kernels
-from mizzen.engine.loading.served_images import ServedImages, estimate_encoding_bytes
+from mizzen.engine.loading.served_images import ServedImages, count_pixels, estimate_encoding_bytes
 from mizzen.engine.loading.vision_setup import load_vision_encoder
 from mizzen.engine.uploader import Uploader
 from mizzen.layers.context import BuildContext
@@ -64,7 +64,9 @@ class ImageMemory:
             )
         table = zeros((images.capacity, images.width), weight.dtype, weight.device)
         ranks = group.collectives if group else SINGLE_RANK
-        self.store = ImageStore(table, self.encoder, self.upload, ranks)
+        self.store = ImageStore(
+            table, self.encoder, self.upload, ranks, max_pixels=count_pixels(images.largest)
+        )
         self.format_bytes = measure_targets(self.encoder.targets() if self.encoder else ())
         """Bytes of the encoder's weights by their dtype; empty on ranks other than 0."""
 

@@ -13,6 +13,7 @@ from mizzen.layers.context import BuildContext
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.vision.block import make_tower_norm
 from mizzen.models.vision.config import CHANNELS, VisionConfig
+from mizzen.models.vision.layout import EncodingLayout
 from mizzen.models.vision.positions import interpolate_positions
 
 
@@ -65,25 +66,28 @@ class PatchEmbedding:
             if part is not None:
                 yield from part.targets()
 
-    def __call__(self, patches: torch.Tensor, positions: torch.Tensor, tiles: int) -> torch.Tensor:
-        """Embed the patches of an image.
+    def __call__(self, patches: torch.Tensor, layout: EncodingLayout) -> torch.Tensor:
+        """Embed the patches of images.
 
         Args:
-            patches: Normalised pixels of the patches [tiles * patches, pixels of a patch], in the model's
-                dtype.
-            positions: Row and column of each patch of a tile, int64 [patches, 2].
-            tiles: Number of tiles.
+            patches: Normalised pixels of the patches [patches, pixels of a patch], in the model's dtype.
+            layout: Places of the patches.
 
         Returns:
             Embeddings [tokens, hidden] in the model's dtype. Each tile's class token precedes its patches.
         """
         weight = self.weight.value
         x = F.linear(patches, weight.flatten(1), None if self.bias is None else self.bias.value)
-        x = x.view(tiles, len(positions), -1)
-        if self.class_token is not None:
-            x = torch.cat((self.class_token.value.expand(tiles, 1, -1), x), dim=1)
-        if self.positions is not None:
-            table = self.positions.value
-            x = x + (table if self.config.image_size else interpolate_positions(table, positions))
-        x = x.flatten(0, 1)
+        if self.config.image_size:
+            x = self._complete_tiles(x.view(layout.tiles, -1, x.shape[-1]))
+        elif self.positions is not None and layout.positions is not None and layout.extents is not None:
+            x = x + interpolate_positions(self.positions.value, layout.positions, layout.extents)
         return x if self.norm is None else self.norm(x)
+
+    def _complete_tiles(self, x: torch.Tensor) -> torch.Tensor:
+        """Add class tokens and positions to tiles of fixed size [tiles, patches, hidden]."""
+        if self.class_token is not None:
+            x = torch.cat((self.class_token.value.expand(len(x), 1, -1), x), dim=1)
+        if self.positions is not None:
+            x = x + self.positions.value
+        return x.flatten(0, 1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vision encoder: from the pixels of an image to embeddings that replace tokens of a prompt.
 
-`mizzen.engine` runs it on rank 0 for one image at a time.
+`mizzen.engine` runs it on rank 0, for one or several images at a time.
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ from dataclasses import replace
 
 import torch
 
-from mizzen.attention.segments import Attend, make_segment_attention
+from mizzen.attention.segments import Attend, Segments, make_segment_attention
 from mizzen.layers.context import BuildContext
 from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
 from mizzen.layers.sharding import Mesh
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.vision.block import VisionBlock
-from mizzen.models.vision.config import VisionConfig
+from mizzen.models.vision.config import CHANNELS, VisionConfig
 from mizzen.models.vision.embedding import PatchEmbedding, TowerTensor
-from mizzen.models.vision.patches import PixelNormaliser, cut_patches, patch_positions
+from mizzen.models.vision.layout import EncodingLayout, PatchGrid
+from mizzen.models.vision.patches import PixelNormaliser, cut_patches
 from mizzen.models.vision.positions import Angles, rotation_angles
 from mizzen.models.vision.projector import Projector, join_tiles
-from mizzen.models.vision.windows import order_by_window
 from mizzen.parallel.collectives import SINGLE_RANK
+
+EncoderImage = tuple[torch.Tensor, tuple[int, int, int]]
+"""Pixels of an image in RGB, uint8 [tiles, height, width, 3], on any device, and `ImageGeometry.grid` of the
+image, which only models that cut images into tiles need."""
 
 
 class VisionEncoder:
@@ -57,41 +61,64 @@ class VisionEncoder:
             block.mlp.finish()
 
     def __call__(self, pixels: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
-        """Encode one image, without waiting for the device if the pixels are there.
+        """Encode one image; see `encode`."""
+        return self.encode([(pixels, grid)])[0]
 
-        Args:
-            pixels: Pixels in RGB, uint8 [tiles, height, width, 3], on any device.
-            grid: `ImageGeometry.grid` of the image; only models that cut images into tiles need it.
+    def encode(self, images: Sequence[EncoderImage]) -> list[torch.Tensor]:
+        """Encode images in one pass, without waiting for the device if the pixels are there.
+
+        The tokens of all images form one batch, in which each tile attends to itself. An image's embeddings
+        do not depend on the other images, except that GEMMs of different sizes may round differently.
 
         Returns:
-            Embeddings [embeddings, output * (1 + deepstack layers)] in the model's dtype: for each embedding
-            that of the prompt, and then the features for the decoder's first layers.
+            Embeddings of each image [embeddings, output * (1 + deepstack layers)] in the model's dtype: for
+            each embedding that of the prompt, and then the features for the decoder's first layers.
 
         Raises:
-            ValueError: the size of the image does not suit the model.
+            ValueError: the size of an image does not suit the model.
         """
-        self._check_size(pixels)
         config = self.config
-        patches = cut_patches(self.normalise(pixels.to(self.device)).to(self.dtype), config)
-        tiles, rows, columns = len(pixels), *(size // config.patch_size for size in pixels.shape[1:3])
-        positions = patch_positions(rows, columns, config.merge, self.device)
-        x = self.embedding(patches, positions, tiles)
-        tokens = len(x) // tiles
-        angles = rotation_angles(config, positions)
-        if angles is not None and tiles > 1:
-            angles = angles[0].repeat(tiles, 1, 1), angles[1].repeat(tiles, 1, 1)
-        if config.window:
-            embeddings = self._encode_in_windows(x, angles, tiles, rows, columns)
+        for pixels, _ in images:
+            self._check_size(pixels)
+        layout = EncodingLayout(config, [self._patch_grid(pixels) for pixels, _ in images], self.device)
+        x = self.embedding(self._cut_patches([pixels for pixels, _ in images]), layout)
+        angles = None if layout.positions is None else rotation_angles(config, layout.positions)
+        whole = self.attention.plan(layout.whole_tiles)
+        if layout.order is not None:
+            embeddings = self._encode_in_windows(x, angles, layout.order, whole, layout.windows)
         else:
-            states = self._run_layers(x, angles, self.attention.plan(((tiles, tokens),)))
+            states = self._run_layers(x, angles, whole)
             if config.drops_first:
+                tiles = layout.tiles
                 states = {
-                    i: state.view(tiles, tokens, -1)[:, 1:].flatten(0, 1) for i, state in states.items()
+                    i: state.view(tiles, len(state) // tiles, -1)[:, 1:].flatten(0, 1)
+                    for i, state in states.items()
                 }
             embeddings = self._project(states)
-        if self.newline is not None:
-            return join_tiles(embeddings, self.newline.value, config.side, grid)
-        return embeddings
+        parts = list(embeddings.split(layout.embeddings))
+        if self.newline is None:
+            return parts
+        newline = self.newline.value
+        grids = [grid for _, grid in images]
+        return [join_tiles(part, newline, config.side, grid) for part, grid in zip(parts, grids, strict=True)]
+
+    def _patch_grid(self, pixels: torch.Tensor) -> PatchGrid:
+        size = self.config.patch_size
+        return PatchGrid(len(pixels), pixels.shape[1] // size, pixels.shape[2] // size)
+
+    def _cut_patches(self, images: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the normalised patches of images, uint8 [tiles, height, width, 3] each, one after another.
+
+        The result is [patches, pixels of a patch] in the model's dtype.
+        """
+        flat = [pixels.to(self.device).view(-1, CHANNELS) for pixels in images]
+        normalised = self.normalise(flat[0] if len(flat) == 1 else torch.cat(flat)).to(self.dtype)
+        parts = normalised.split([len(part) for part in flat])
+        patches = [
+            cut_patches(part.view(pixels.shape), self.config)
+            for part, pixels in zip(parts, images, strict=True)
+        ]
+        return patches[0] if len(patches) == 1 else torch.cat(patches)
 
     def _check_size(self, pixels: torch.Tensor) -> None:
         tiles, height, width, _ = pixels.shape
@@ -104,23 +131,25 @@ class VisionEncoder:
             raise ValueError(f"{tiles} tiles are too few for the model")
 
     def _encode_in_windows(
-        self, x: torch.Tensor, angles: Angles | None, tiles: int, rows: int, columns: int
+        self, x: torch.Tensor, angles: Angles | None, order: torch.Tensor, whole: Attend, windows: Segments
     ) -> torch.Tensor:
-        """Run the layers over patches that are ordered by windows; return embeddings in the usual order."""
-        merge = self.config.merge
-        if tiles != 1:
-            raise ValueError(f"an image of this model is one tile, not {tiles}")
-        order, windows = order_by_window(
-            rows // merge, columns // merge, self.config.window, merge, self.device
-        )
+        """Run the layers over patches that are ordered by windows; return embeddings in the usual order.
+
+        Args:
+            x: Input of the first layer [patches, hidden], in the usual order.
+            angles: Angles of the patches, in the usual order.
+            order: Index of the block of patches at each place, int64 [blocks].
+            whole: Attention of layers with full attention.
+            windows: Segments of the other layers.
+        """
+        block = self.config.merge**2
 
         def reorder(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.view(len(order), merge * merge, *tensor.shape[1:])[order].flatten(0, 1)
+            return tensor.view(len(order), block, *tensor.shape[1:])[order].flatten(0, 1)
 
         if angles is not None:
             angles = reorder(angles[0]), reorder(angles[1])
-        whole, within = self.attention.plan(((1, len(x)),)), self.attention.plan(windows)
-        states = self._run_layers(reorder(x), angles, whole, within)
+        states = self._run_layers(reorder(x), angles, whole, self.attention.plan(windows))
         embeddings = self._project(states)
         return torch.empty_like(embeddings).index_copy_(0, order, embeddings)
 

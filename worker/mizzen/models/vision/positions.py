@@ -33,19 +33,21 @@ def rotation_angles(config: VisionConfig, positions: torch.Tensor) -> Angles | N
     return angles.cos(), angles.sin()
 
 
-def interpolate_positions(table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def interpolate_positions(
+    table: torch.Tensor, positions: torch.Tensor, extents: torch.Tensor
+) -> torch.Tensor:
     """Interpolate learned positions of a square image bilinearly, so that its corners are those of an image.
 
     Args:
         table: Learned positions [side * side, hidden].
-        positions: Row and column of each patch of the image, int64 [patches, 2].
+        positions: Row and column of each patch in its image, int64 [patches, 2].
+        extents: Greatest row and column of the image of each patch, int64 [patches, 2].
 
     Returns:
         The position of each patch [patches, hidden], in the dtype of the table.
     """
     side = isqrt(len(table))
-    extent = positions.amax(dim=0).clamp_(min=1)
-    place = positions.float() * (side - 1) / extent
+    place = positions.float() * (side - 1) / extents.clamp(min=1)
     low = place.floor().long()
     weight = place - low
     high = (low + 1).clamp(max=side - 1)
