@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mizzen.common.options import check, option, required
+from mizzen.core.images.cost import EncodingCost
 from mizzen.core.kv.eviction import STRATEGIES
 from mizzen.core.policies import POLICIES
 
@@ -43,6 +44,8 @@ class SchedulerConfig:
     image_capacity: int = option(
         0, "Number of embeddings of images that the device keeps; 0 for a model without images", low=0
     )
+    encoding_cost: EncodingCost | None = None
+    """Time to encode images; None if an embedding takes as long as a prompt token."""
 
     def __post_init__(self) -> None:
         """Check every field.

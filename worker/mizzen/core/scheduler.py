@@ -53,7 +53,7 @@ class Scheduler:
         )
         self.inflight = InflightSteps()
         self.integrity = IntegrityMonitor()
-        self.images = ImagePlanner(config.image_capacity)
+        self.images = ImagePlanner(config.image_capacity, config.encoding_cost)
         self.admission = PrefillAdmission(config, self.kv, self.images)
         self.step_budget = PrefillBudget(config)
         self.prefilling: list[SequenceState] = []

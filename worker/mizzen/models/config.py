@@ -128,6 +128,12 @@ class ModelConfig:
         dense = 0 if all(self.experts.layers) else self.intermediate_size
         return max(dense, self.experts.active_width)
 
+    @property
+    def layer_weights(self) -> int:
+        """Approximate number of weights of a layer with which a token is multiplied."""
+        attention = self.hidden_size * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return attention + 3 * self.hidden_size * self.active_width
+
     def rope_index(self, layer: int) -> int:
         """Return the index of a layer's rotary embedding in `ropes`."""
         return self.rope_by_layer[layer] if self.rope_by_layer else 0

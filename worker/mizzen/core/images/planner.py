@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
+from mizzen.core.images.cost import EncodingCost
 from mizzen.core.images.counts import ImageUse
 from mizzen.core.images.keys import ImageKeys
 from mizzen.core.images.store import EmbeddingStore
@@ -41,8 +42,14 @@ class StepImages:
 class ImagePlanner:
     """Knows the images of all requests, their pixels, and which embeddings are on the device."""
 
-    def __init__(self, capacity: int) -> None:
-        """Start without images; the device keeps up to `capacity` embeddings."""
+    def __init__(self, capacity: int, cost: EncodingCost | None = None) -> None:
+        """Start without images.
+
+        Args:
+            capacity: number of embeddings that the device keeps.
+            cost: time to encode an image; None if an embedding takes as long as a prompt token.
+        """
+        self._cost = cost
         self.store = EmbeddingStore(capacity)
         self.use = ImageUse()
         self._keys = ImageKeys()
@@ -167,11 +174,10 @@ class ImagePlanner:
             if _first_position(image, start) == start:
                 if image.digest in self.store:
                     return True
-                embeddings = len(image.positions)
                 return (
                     image.digest in self._pixels
-                    and (first or embeddings < budget)
-                    and self.store.victims(embeddings, step.used) is not None
+                    and (first or self._tokens(step, image) < budget)
+                    and self.store.victims(len(image.positions), step.used) is not None
                 )
         return True
 
@@ -185,13 +191,13 @@ class ImagePlanner:
             sequence: the request of the chunk.
             start: first token of the chunk.
             end: end of the chunk (exclusive) if every image can be encoded.
-            budget: number of prompt tokens that may still be added; an embedding counts as a token.
+            budget: number of prompt tokens that may still be added; an encoding counts as some of them.
             first: whether the step has no prompt work so far; then the budget does not prevent its first
                 encoding, so that each step makes progress.
 
         Returns:
-            End of the chunk: not above `end`, and at `start` if the chunk must wait; and the number of
-            embeddings that the step encodes in addition.
+            End of the chunk: not above `end`, and at `start` if the chunk must wait; and the number of prompt
+            tokens whose computation takes as long as the encodings.
         """
         cost = 0
         for image in sequence.request.images:
@@ -201,15 +207,24 @@ class ImagePlanner:
             if image.digest in self.store:
                 self._use(step, image.digest)
                 continue
-            embeddings = len(image.positions)
-            victims = self.store.victims(embeddings, step.used)
-            fits = first or cost + embeddings + (at - start) < budget
+            victims, tokens = self.store.victims(len(image.positions), step.used), self._tokens(step, image)
+            fits = first or cost + tokens + (at - start) < budget
             if victims is None or not fits or not self._encode(step, sequence, image, victims):
                 return at, cost
-            cost += embeddings
+            cost += tokens
             end = max(min(end, start + budget - cost), min(end, at + MIN_CHUNK_TOKENS))
             first = False
         return end, cost
+
+    def _tokens(self, step: StepImages, image: PromptImage) -> int:
+        """Return the number of prompt tokens whose computation takes as long as encoding an image.
+
+        If its pixels are missing, the result is the number of its embeddings.
+        """
+        pixels = self._pixels.get(image.digest)
+        if self._cost is None or pixels is None:
+            return len(image.positions)
+        return self._cost.tokens(pixels, first=not step.encodings)
 
     def chunk_images(self, sequence: SequenceState, start: int, end: int) -> tuple[ChunkImage, ...]:
         """Return the embeddings for the tokens `start` to `end` of a request; hold images that go on."""

@@ -91,9 +91,7 @@ def max_profitable_tokens(config: ModelConfig, most: int) -> int:
     would wait for the first launches. It is rounded up to a multiple of 128 tokens, and limited to
     `MAX_GRAPH_TOKENS`.
     """
-    attention = config.hidden_size * config.head_dim * (2 * config.heads + 2 * config.kv_heads)
-    layer = attention + 3 * config.hidden_size * config.active_width
-    tokens = int(2 * LAYER_LAUNCH_SECONDS * PREFILL_FLOPS / (2 * layer))
+    tokens = int(2 * LAYER_LAUNCH_SECONDS * PREFILL_FLOPS / (2 * config.layer_weights))
     return min(-(-tokens // 128) * 128, MAX_GRAPH_TOKENS, most)
 
 

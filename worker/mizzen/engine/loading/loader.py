@@ -40,6 +40,7 @@ from mizzen.engine.images.decoder import ImageDecoder
 from mizzen.engine.images.pending import ImageServices
 from mizzen.engine.info import EngineInfo
 from mizzen.engine.loading.description import describe_engine
+from mizzen.engine.loading.encoding_cost import estimate_encoding_cost
 from mizzen.engine.loading.host import cpu_count, measure_allocation
 from mizzen.engine.loading.image_setup import ImageMemory
 from mizzen.engine.loading.memory_budget import memory_shortage
@@ -205,7 +206,12 @@ def build_model(
             need = image_memory.add_to(need, options)
         pages = fit_pages_on_ranks(options, context, need, device, group, encoder_bytes.total())
         scheduling = scheduler_config(
-            options, pages, context, end_token_ids, images.capacity if images else 0
+            options,
+            pages,
+            context,
+            end_token_ids,
+            images.capacity if images else 0,
+            estimate_encoding_cost(options, config, images.vision) if images else None,
         )
         step = make_step(pages, scheduling.columns)
     step.state.logits_params.masks = make_masks(config, end_token_ids, upload)

@@ -8,6 +8,7 @@ import torch
 from mizzen.attention.base import Geometry, KVSpec
 from mizzen.attention.registry import check_backends
 from mizzen.core.config import SchedulerConfig
+from mizzen.core.images.cost import EncodingCost
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.loading.validate import check_model, resolve_precision
 from mizzen.models.config import ModelConfig
@@ -78,6 +79,7 @@ def scheduler_config(
     context_length: int,
     end_token_ids: tuple[int, ...],
     image_capacity: int = 0,
+    encoding_cost: EncodingCost | None = None,
 ) -> SchedulerConfig:
     """Return the configuration of the scheduler for a number of KV pages and of stored image embeddings."""
     return SchedulerConfig(
@@ -95,4 +97,5 @@ def scheduler_config(
         policy=options.policy,
         check_integrity=options.check_integrity,
         image_capacity=image_capacity,
+        encoding_cost=encoding_cost,
     )
