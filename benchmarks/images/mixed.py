@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time between tokens of running streams while prompts with images arrive, with random weights on one GPU.
 
-    python benchmarks/images/mixed.py [--shape qwen3-vl-8b] [--streams 32] [--rate 10] [--seconds 8] [--json]
+    python benchmarks/images/mixed.py [--shape qwen3-vl-8b] [--streams 32] [--rate 10] [--seconds 3] [--json]
 
-Text streams decode continuously, at first alone and then while prompts arrive at a rate: first prompts of
-text alone, then prompts with one new image each. Goal: p99 between tokens is at most twice p50 while images
-arrive. The prompts of text arrive again when some streams have images in their prompts, whose rotary
-positions differ from other positions. At the end, the same images arrive again: none of them may be decoded
-or encoded, and 99 % of the tokens that the prefix cache can hold must come from it.
+Text streams decode continuously, at first alone and then while prompts arrive at a rate: first prompts with
+one new image each, then prompts of text alone. Goal: p99 between tokens is at most twice p50 while images
+arrive. Then the same images arrive again: none of them may be decoded or encoded, and 99 % of the tokens that
+the prefix cache can hold must come from it. At the end, the prompts of text arrive again when some streams
+have images in their prompts, whose rotary positions differ from other positions.
 """
 
 from __future__ import annotations
@@ -47,8 +47,12 @@ RATIO_GOAL = 2.0
 """p99 over p50 of the time between tokens while images arrive."""
 HIT_GOAL = 0.99
 """Share of the tokens of repeated prompts that must come from the prefix cache."""
-PATIENCE = 120.0
-"""Maximum time for a part of the measurement, in seconds."""
+PATIENCE = 20.0
+"""Maximum time for a part of the measurement beyond its duration, in seconds."""
+STREAM_SHARE = 8
+"""One stream with an image in its prompt is added for this many streams of text."""
+SPARE_SLOTS = 8
+"""Number of requests that run besides the streams."""
 
 
 def draw_image(edge: int, seed: int) -> bytes:
@@ -222,8 +226,29 @@ def repeat_prompts(load: Load, prompts: list[Request]) -> dict[str, float]:
     }
 
 
+def report_images(load: Load, prompts: list[Request], table: Table) -> dict[str, float]:
+    """Submit prompts with images again; print and return counts, and the share of cached tokens."""
+    repeated = repeat_prompts(load, prompts)
+    statistics = load.engine.image_statistics
+    table.row(
+        "encoder per image",
+        statistics.encoding_seconds / statistics.use.encoded * 1e3,
+        None,
+        "ms",
+        f"{len(prompts[0].prompt)} tokens in a prompt, decoding is "
+        + ("confined" if statistics.confined else "not confined"),
+    )
+    print(
+        f"  repeated images: {repeated['decoded']:.0f} decoded, {repeated['encoded']:.0f} encoded, "
+        f"{repeated['hit_share']:.1%} of possible tokens cached",
+        flush=True,
+    )
+    return repeated
+
+
 def measure(args: argparse.Namespace, llm: LLM, rules: ImageRules, table: Table) -> dict[str, Any]:
     """Run all phases; print and return their figures."""
+    begin = time.perf_counter()
     load = Load(llm, rules, args.edge)
     count = max(1, round(args.rate * args.seconds))
     phases: dict[str, dict[str, float]] = {}
@@ -231,6 +256,7 @@ def measure(args: argparse.Namespace, llm: LLM, rules: ImageRules, table: Table)
     def record(name: str, phase: Phase) -> None:
         figures = phases[name] = phase.figures
         note = (
+            f"at {time.perf_counter() - begin:.0f} s: "
             f"p99 {figures['p99_ms']:.1f} ms, {figures['ratio']:.2f} x p50; "
             f"{figures['prompts_per_second']:.1f} prompts/s, first token {figures['first_token_ms']:.0f} ms"
         )
@@ -239,30 +265,18 @@ def measure(args: argparse.Namespace, llm: LLM, rules: ImageRules, table: Table)
     def texts() -> list[Request]:
         return [load.text_prompt(args.text_prompt) for _ in range(count)]
 
+    images = [load.image_prompt(i) for i in range(count)]
     load.run([load.image_prompt(1_000_000 + i) for i in range(3)], rate=0)  # warm-up
     load.start_streams([load.text_prompt(START) for _ in range(args.streams)])
-    load.run(texts()[:8], rate=args.rate)  # warm-up of the budget
     record("streams alone", load.run([], 0, args.seconds / 2))
-    record("text arrives", load.run(texts(), args.rate))
-    images = [load.image_prompt(i) for i in range(count)]
-    load.run([load.image_prompt(2_000_000 + i) for i in range(4)], rate=args.rate)
+    load.run([load.image_prompt(2_000_000 + i) for i in range(4)], rate=args.rate)  # warm-up of the budget
     record("images arrive", load.run(images, args.rate))
-    some = images[: max(1, args.streams // 8)]
-    load.start_streams(some)
+    repeated = report_images(load, images[-min(count, 20) :], table)
+    record("text arrives", load.run(texts(), args.rate))
+    load.start_streams(images[: max(1, args.streams // STREAM_SHARE)])
     record("alone, image streams", load.run([], 0, args.seconds / 2))
     record("text, image streams", load.run(texts(), args.rate))
     load.end_streams()
-    repeated = repeat_prompts(load, images[-min(count, 20) :])
-    print(
-        f"  repeated images: {repeated['decoded']:.0f} decoded, {repeated['encoded']:.0f} encoded, "
-        f"{repeated['hit_share']:.1%} of possible tokens cached"
-    )
-    statistics = load.engine.image_statistics
-    print(
-        f"  tokens of a prompt with an image: {len(images[0].prompt)}; the encoder ran "
-        f"{statistics.encoding_seconds / statistics.use.encoded * 1e3:.1f} ms per image; decoding is "
-        + ("confined" if statistics.confined else "not confined")
-    )
     return {"phases": phases, "repeated": repeated}
 
 
@@ -288,7 +302,7 @@ def main() -> None:
     )
     parser.add_argument("--streams", type=positive, default=32, help="number of streams of text")
     parser.add_argument("--rate", type=number, default=10.0, help="prompts that arrive in a second")
-    parser.add_argument("--seconds", type=number, default=6.0, help="duration of each phase")
+    parser.add_argument("--seconds", type=number, default=3.0, help="duration of each phase")
     parser.add_argument("--edge", type=positive, default=1024, help="width and height of images in pixels")
     parser.add_argument("--text-prompt", type=positive, default=512, help="tokens of prompts of text")
     parser.add_argument(
@@ -302,18 +316,20 @@ def main() -> None:
         "load_format": "dummy",
         "skip_tokenizer": True,
         "context_length": 24_576,
-        "max_running_requests": 2 * args.streams + 16,
+        "max_running_requests": args.streams + max(1, args.streams // STREAM_SHARE) + SPARE_SLOTS,
         "max_step_milliseconds": args.max_step_milliseconds,
     }
     if args.device == "cpu":
         options |= {"kv_cache_tokens": 65_536, "threads": 1}
+    begin = time.perf_counter()
     with vision_folder(args.shape) as folder:
         rules = load_image_rules(folder)
         if rules is None:
             fail(f"{args.shape} takes no images")
         with loaded(args.device, folder, options) as llm:
             table = Table(
-                f"{args.shape}, {args.streams} streams, {args.rate:g} prompts/s: between tokens, p50"
+                f"{args.shape}, {args.streams} streams, {args.rate:g} prompts/s, loaded in "
+                f"{time.perf_counter() - begin:.0f} s: between tokens, p50"
             )
             results: dict[str, Any] = measure(args, llm, rules, table)
     if args.json:
