@@ -114,8 +114,9 @@ class VisionMLP:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the block's output [tokens, hidden] for x [tokens, hidden]."""
-        inner = self.inner(x)
-        return self.down(self.activation.gate(inner) if self.inputs == 2 else self.activation(inner))
+        if self.inputs == 2:
+            return self.down(self.activation.gate(self.inner(x)))
+        return self.down(self.inner.apply_activation(x, self.activation))
 
 
 class VisionBlock:
@@ -133,7 +134,21 @@ class VisionBlock:
         for part in (self.attention_norm, self.attention, self.mlp_norm, self.mlp):
             yield from part.targets()
 
-    def __call__(self, x: torch.Tensor, angles: Angles | None, attend: Attend) -> torch.Tensor:
-        """Return the layer's output [tokens, hidden] for x [tokens, hidden], as a new tensor."""
-        x = x + self.attention(self.attention_norm(x), angles, attend)
-        return x.add_(self.mlp(self.mlp_norm(x)))
+    def __call__(
+        self, x: torch.Tensor | None, residual: torch.Tensor, angles: Angles | None, attend: Attend
+    ) -> torch.Tensor:
+        """Compute the layer, whose input and output are sums of two tensors, which norms can add.
+
+        Args:
+            x: Output of the previous layer's feed-forward block [tokens, hidden]; None for the first layer.
+            residual: Sum of all other outputs [tokens, hidden]. Its sum with x and the attention's output
+                replaces it.
+            angles: Angles of the tokens; None without rotary embedding.
+            attend: Attention of the layer.
+
+        Returns:
+            Output of the layer's feed-forward block [tokens, hidden].
+        """
+        inputs = self.attention_norm(residual) if x is None else self.attention_norm.add(x, residual)
+        attended = self.attention(inputs, angles, attend)
+        return self.mlp(self.mlp_norm.add(attended, residual))

@@ -159,16 +159,18 @@ class VisionEncoder:
         """Run the layers over tokens; return the hidden states that the projectors need, by index.
 
         Args:
-            x: Input of the first layer [tokens, hidden].
+            x: Input of the first layer [tokens, hidden], which is overwritten.
             angles: Angles of the tokens; None without rotary embedding.
             whole: Attention of layers with full attention.
             within: Attention of the other layers; None if all layers have full attention.
         """
-        states = {0: x} if 0 in self.features else {}
+        states = {0: x.clone()} if 0 in self.features else {}
+        inner: torch.Tensor | None = None
         for layer, block in enumerate(self.blocks):
-            x = block(x, angles, whole if within is None or layer in self.config.full_layers else within)
+            attend = whole if within is None or layer in self.config.full_layers else within
+            inner = block(inner, x, angles, attend)
             if layer + 1 in self.features:
-                states[layer + 1] = x
+                states[layer + 1] = x + inner
         return states
 
     def _project(self, states: dict[int, torch.Tensor]) -> torch.Tensor:
