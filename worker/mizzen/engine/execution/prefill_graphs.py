@@ -142,16 +142,19 @@ class PackedLayout:
     """Number of tokens of the graph."""
     sequences: int
     """Maximum number of sequences in a batch, not counting the padding sequence."""
+    has_rotary: bool = False
+    """Whether tokens have rotary positions that may differ from their sequence positions."""
 
     @property
     def section_sizes(self) -> tuple[int, ...]:
         """Sizes of the sections in elements, in their order in the buffer.
 
         Three sections are indexed by token (token ids, slots, positions), the next three by sequence (first
-        rows, slots, lengths). The last section holds the sampled rows, and -1 behind them.
+        rows, slots, lengths). Then follow the sampled rows, and -1 behind them, and rotary positions by token,
+        if there are any.
         """
-        sequences = self.sequences + 1
-        return (self.tokens,) * 3 + (sequences + 1, sequences, sequences, self.sequences)
+        sequences, rotary = self.sequences + 1, self.tokens if self.has_rotary else 0
+        return (self.tokens,) * 3 + (sequences + 1, sequences, sequences, self.sequences, rotary)
 
     @property
     def size(self) -> int:
@@ -216,7 +219,8 @@ class PrefillGraphs:
         self.device = upload.device
         self.sizes = sizes
         self.max_sequences = rows
-        largest = PackedLayout(sizes[-1], min(sizes[-1], rows)).size
+        self.has_rotary = state.rotary_offsets is not None
+        largest = self.packed_layout(sizes[-1]).size
         pinned = torch.zeros((BUFFERS, largest), dtype=torch.int32).pin_memory()
         self.pinned_buffers: Iterator[torch.Tensor] = cycle(pinned.unbind())
         count, dtype = min(sizes[-1], rows), model.embedding.weight.dtype
@@ -233,6 +237,10 @@ class PrefillGraphs:
         self.split_graphs: dict[int, PrefillGraph] = {}
         """Graphs of steps with few chunks and long contexts, by number of tokens."""
 
+    def packed_layout(self, size: int) -> PackedLayout:
+        """Return the layout of the buffer of the graphs of `size` tokens."""
+        return PackedLayout(size, min(size, self.max_sequences), self.has_rotary)
+
     @property
     def graph_count(self) -> int:
         """The number of graphs that `capture` captures."""
@@ -243,7 +251,7 @@ class PrefillGraphs:
         from mizzen.kernels.decode_inputs import gather_inputs
 
         state = self.state
-        host_tokens, slots, positions, starts, sequence_slots, lengths, rows = inbox.split(
+        host_tokens, slots, positions, starts, sequence_slots, lengths, rows, rotary = inbox.split(
             packed.section_sizes
         )
         batch = gather_inputs(
@@ -268,7 +276,8 @@ class PrefillGraphs:
             )
         )
         attend = StepAttention(self.kv, batch.slot_mapping, 0, None, attention_plan, batch.live)
-        hidden = self.model.hidden(tokens, batch.positions, attend, rows.long())
+        rotary = rotary if packed.has_rotary else None
+        hidden = self.model.hidden(tokens, batch.positions, attend, rows.long(), rotary=rotary)
         if self.pools:
             self.outputs[: packed.sequences].copy_(hidden)
         else:
@@ -307,7 +316,7 @@ class PrefillGraphs:
         self, size: int, planner: MixedPlanner, stream: torch.cuda.Stream, pool: tuple[int, int] | None
     ) -> PrefillGraph:
         """Capture the graph of `size` tokens whose attention is planned by `planner`."""
-        packed = PackedLayout(size, min(size, self.max_sequences))
+        packed = self.packed_layout(size)
         inbox = torch.from_numpy(self.blank_inbox(packed)).to(self.device)
         graph = capture_graph(partial(self.enqueue_forward, packed, inbox, planner), stream, pool)
         return PrefillGraph(graph, packed, inbox)
@@ -315,7 +324,7 @@ class PrefillGraphs:
     def blank_inbox(self, packed: PackedLayout) -> Int32:
         """Return the packed buffer of a batch that consists of padding only, int32 [packed.size]."""
         numbers = np.zeros(packed.size, np.int32)
-        _, slots, _, starts, sequence_slots, lengths, rows = np.split(
+        _, slots, _, starts, sequence_slots, lengths, rows, _ = np.split(
             numbers, np.cumsum(packed.section_sizes)[:-1]
         )
         slots[:] = sequence_slots[:] = self.scratch_slot
@@ -326,7 +335,7 @@ class PrefillGraphs:
     def can_run(self, plan: StepPlan, layout: BatchLayout, rows: int) -> bool:
         """Return whether a plan has prefill, and its tokens and rows fit the largest graph.
 
-        Graphs support neither images nor rotary positions that differ from the sequence positions.
+        Graphs support neither images nor tokens whose three rotary positions differ.
 
         Args:
             plan: The plan.
@@ -334,8 +343,8 @@ class PrefillGraphs:
             rows: Number of rows whose results are needed.
         """
         fits = len(layout.slots) <= self.sizes[-1] and rows <= self.max_sequences
-        special = layout.rotary is not None or layout.image_rows is not None
-        return bool(plan.prefill) and fits and not special
+        rotates = layout.rotary is None or (self.has_rotary and layout.text_rotary is not None)
+        return bool(plan.prefill) and fits and rotates and layout.image_rows is None
 
     def __call__(self, plan: StepPlan, layout: BatchLayout, rows: Int64) -> torch.Tensor:
         """Replay the forward pass of a plan; its page writes and starts must already have been applied.
@@ -373,7 +382,7 @@ class PrefillGraphs:
 
         `output_rows` has the indices of the rows whose results are needed, int64 [rows].
         """
-        host_tokens, slots, positions, starts, sequence_slots, lengths, rows = np.split(
+        host_tokens, slots, positions, starts, sequence_slots, lengths, rows, rotary = np.split(
             numbers, np.cumsum(packed.section_sizes)[:-1]
         )
         count, decodes, chunks = len(layout.slots), len(plan.decode), plan.prefill
@@ -391,3 +400,5 @@ class PrefillGraphs:
         lengths[:decodes], lengths[sequences:] = layout.positions[:decodes] + 1, 1
         lengths[decodes:sequences] = [chunk.start + len(chunk.tokens) for chunk in chunks]
         rows[: len(output_rows)], rows[len(output_rows) :] = output_rows, -1
+        if packed.has_rotary:
+            rotary[:count], rotary[count:] = layout.text_rotary, 0
