@@ -14,12 +14,16 @@ import pytest
 import torch
 from common_parts.vision_shapes import VISION_SHAPES
 from gpu_twins import largest_embeddings, make_prompts, read_rules, save_gpu_twin
+from hopper import FA3_FAULT
 from msgspec.structs import replace
 from PIL import Image
 
-from mizzen import LLM, SamplingParams
+from mizzen import LLM, ImagePrompt, SamplingParams
 from mizzen.core.request import FinishReason, Request
+from mizzen.core.step_plan import StepPlan
 from mizzen.engine.engine import Engine
+from mizzen.engine.execution.forward_batch import BatchLayout
+from mizzen.engine.execution.prefill_graphs import PrefillGraphs
 from mizzen.engine.images.pending import ImageFile
 from mizzen.images.types import ImageRules
 from mizzen.offline.image_prompts import PreparedImages, prepare_images
@@ -127,6 +131,27 @@ def test_no_kernel_is_compiled_after_the_start(
         llm.generate([prompt for prompt, _ in prompts], GREEDY)
         llm.generate([prompt for prompt, _ in prompts], sampled)
     assert compiled == []
+
+
+@pytest.mark.skipif(FA3_FAULT is not None, reason=f"graphs need FlashAttention 3: {FA3_FAULT}")
+@pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3-vl", "llava-siglip"])
+def test_text_after_images_runs_as_graphs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_gpu_twin(tmp_path, name)
+    rules, sections = read_rules(tmp_path), name.startswith("qwen")
+    replays: list[tuple[int, bool]] = []
+    replay = PrefillGraphs.__call__
+
+    def record(graphs: PrefillGraphs, plan: StepPlan, layout: BatchLayout, rows: Any) -> torch.Tensor:
+        replays.append((len(layout.slots), layout.rotary is not None))
+        return replay(graphs, plan, layout, rows)
+
+    prompt = ImagePrompt([5, 6, rules.placeholder_id, *range(10, 130)], [noise_file(200, 160, 0)])
+    with LLM(tmp_path, **SMALL) as llm:
+        monkeypatch.setattr(PrefillGraphs, "__call__", record)
+        llm.generate([prompt], GREEDY)
+    assert replays
+    assert sum(tokens for tokens, _ in replays) > 50
+    assert all(rotary == sections for _, rotary in replays)
 
 
 def noise_file(width: int, height: int, seed: int) -> bytes:

@@ -71,6 +71,8 @@ def test_embeddings_equal_those_of_transformers(
     if not own:
         monkeypatch.setattr(segments, "has_wgmma", lambda device: False)
     encoder = load_encoder(tmp_path, fused=own)
+    images: list[tuple[torch.Tensor, tuple[int, int, int]]] = []
+    alone: list[tuple[torch.Tensor, float]] = []
     assert isinstance(encoder.attention, FlashSegments if own and HOPPER else BatchedSegments)
     source = random.Random(name)
     for _ in range(IMAGES):
@@ -91,3 +93,13 @@ def test_embeddings_equal_those_of_transformers(
         error, usual = (relative(each - expected, expected) for each in (embeddings.float().cpu(), rounded))
         print(f"{name} {geometry.width} x {geometry.height}: {error:.4f}, Transformers {usual:.4f}")
         assert error < RATIO * usual + MARGIN
+        images.append((pixels, geometry.grid))
+        alone.append((embeddings.float(), usual))
+    with torch.inference_mode():
+        encoder.encode(images)
+        with no_waiting():
+            together = encoder.encode(images)
+    for embeddings, (single, usual) in zip(together, alone, strict=True):
+        assert (
+            relative(embeddings.float() - single, single) < RATIO * usual + MARGIN
+        )  # GEMMs round differently

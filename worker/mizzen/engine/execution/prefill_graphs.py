@@ -150,8 +150,8 @@ class PackedLayout:
         """Sizes of the sections in elements, in their order in the buffer.
 
         Three sections are indexed by token (token ids, slots, positions), the next three by sequence (first
-        rows, slots, lengths). Then follow the sampled rows, and -1 behind them, and rotary positions by token,
-        if there are any.
+        rows, slots, lengths). Then follow the sampled rows, and -1 behind them, and rotary positions by
+        token, if there are any.
         """
         sequences, rotary = self.sequences + 1, self.tokens if self.has_rotary else 0
         return (self.tokens,) * 3 + (sequences + 1, sequences, sequences, self.sequences, rotary)
@@ -400,5 +400,5 @@ class PrefillGraphs:
         lengths[:decodes], lengths[sequences:] = layout.positions[:decodes] + 1, 1
         lengths[decodes:sequences] = [chunk.start + len(chunk.tokens) for chunk in chunks]
         rows[: len(output_rows)], rows[len(output_rows) :] = output_rows, -1
-        if packed.has_rotary:
-            rotary[:count], rotary[count:] = layout.text_rotary, 0
+        if packed.has_rotary and (given := layout.text_rotary) is not None:
+            rotary[:count], rotary[count:] = given, 0
