@@ -74,7 +74,7 @@ def schedule(cost: EncodingCost | None, images: int, edge: int) -> StepPlan:
         (EncodingCost(patch_size=4, patch_tokens=0, pair_tokens=0.016), 3, 20, 3, 170),
         # The first costs 30, because its kernels must be launched.
         (EncodingCost(patch_size=4, patch_tokens=0.4, pair_tokens=0, least=30), 3, 20, 3, 150),
-        # 100 patches: 80 tokens each, of which two fit.
+        # 100 patches: 80 tokens each. Two images fit.
         (EncodingCost(patch_size=4, patch_tokens=0.8, pair_tokens=0), 3, 40, 2, 2 * EMBEDDINGS),
         # An image that exceeds the budget is encoded alone, with few tokens after it.
         (EncodingCost(patch_size=4, patch_tokens=4, pair_tokens=0), 1, 40, 1, 64),

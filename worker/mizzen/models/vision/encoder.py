@@ -111,7 +111,7 @@ class VisionEncoder:
 
         The result is [patches, pixels of a patch] in the model's dtype.
         """
-        flat = [pixels.to(self.device).view(-1, CHANNELS) for pixels in images]
+        flat = [pixels.to(self.device).reshape(-1, CHANNELS) for pixels in images]
         normalised = self.normalise(flat[0] if len(flat) == 1 else torch.cat(flat)).to(self.dtype)
         parts = normalised.split([len(part) for part in flat])
         patches = [
