@@ -250,17 +250,12 @@ class PrefillGraphs:
         """Enqueue one forward pass over the batch in `inbox` (int32 [packed.size]); it writes `outputs`."""
         from mizzen.kernels.decode_inputs import gather_inputs
 
-        state = self.state
+        state, table = self.state, self.state.page_table.device
         host_tokens, slots, positions, starts, sequence_slots, lengths, rows, rotary = inbox.split(
             packed.section_sizes
         )
         batch = gather_inputs(
-            slots,
-            positions,
-            state.synced_last_tokens(),
-            state.page_table.device,
-            self.kv.page_size,
-            self.scratch_slot,
+            slots, positions, state.synced_last_tokens(), table, self.kv.page_size, self.scratch_slot
         )
         tokens = torch.where(host_tokens >= 0, host_tokens, batch.tokens)
         attention_plan = planner(
@@ -271,7 +266,7 @@ class PrefillGraphs:
                 starts=starts,
                 sequence_slots=sequence_slots,
                 lengths=lengths,
-                table=state.page_table.device,
+                table=table,
                 scratch_slot=self.scratch_slot,
             )
         )
@@ -371,12 +366,7 @@ class PrefillGraphs:
         return self.graphs[select_size(self.sizes, tokens)]
 
     def pack_batch(
-        self,
-        packed: PackedLayout,
-        numbers: Int32,
-        plan: StepPlan,
-        layout: BatchLayout,
-        output_rows: Int64,
+        self, packed: PackedLayout, numbers: Int32, plan: StepPlan, layout: BatchLayout, output_rows: Int64
     ) -> None:
         """Write the batch of a plan, and its padding, into the packed buffer `numbers`.
 
