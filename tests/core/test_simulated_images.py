@@ -30,6 +30,12 @@ def encoding(digest: bytes, embeddings: int) -> ImageEncoding:
     )
 
 
+def part(begin: int, end: int, *, last: bool = False) -> ImageEncoding:
+    """Return some layers of the first image."""
+    pixels = None if begin else np.zeros((1, 1, 1, 3), np.uint8)
+    return replace(encoding(FIRST, 3), pixels=pixels, layers=(begin, end), last=last)
+
+
 def make_device(capacity: int = 4) -> SimulatedDevice:
     sizes: dict[str, Any] = {"slots": 2, "pages": 8, "page_size": 4, "context_length": 16}
     return SimulatedDevice(**sizes, script=echo(3), vocab_size=12, image_capacity=capacity)
@@ -71,6 +77,15 @@ def test_a_step_may_only_encode_and_images_stay_until_they_are_dropped() -> None
         device.execute(make_plan(step=3, encodings=(), dropped_images=(SECOND,)))
 
 
+def test_layers_of_a_divided_encoding_follow_each_other() -> None:
+    device, nothing = make_device(), {"starts": (), "prefill": (), "pages": PageWrites()}
+    device.execute(make_plan(1, encodings=(encoding(SECOND, 1),), **nothing))
+    device.execute(make_plan(2, encodings=(part(0, 2),), **nothing))
+    device.execute(make_plan(3, encodings=(part(2, 3, last=True),)))
+    with pytest.raises(PlanViolation, match="without the layers before 2"):
+        device.execute(make_plan(4, dropped_images=(FIRST,), encodings=(part(2, 3, last=True),), **nothing))
+
+
 def chunk(images: tuple[ChunkImage, ...] = IMAGES, **changes: Any) -> dict[str, Any]:
     """Return the change of a plan whose only chunk has other fields."""
     whole = PrefillChunk(slot=0, start=0, tokens=PROMPT, last=True, images=images)
@@ -85,6 +100,8 @@ def chunk(images: tuple[ChunkImage, ...] = IMAGES, **changes: Any) -> dict[str, 
         ({"encodings": (encoding(FIRST, 3), encoding(SECOND, 2))}, "keeps 5 embeddings, more than 4"),
         ({"encodings": (encoding(FIRST, 3), encoding(FIRST, 1))}, "kept already"),
         ({"encodings": (replace(encoding(FIRST, 3), pixels=None),)}, "without its pixels"),
+        ({"encodings": (part(1, 2, last=True), encoding(SECOND, 1))}, "without the layers before 1"),
+        ({"encodings": (part(0, 2), encoding(SECOND, 1))}, "uses the image 6161.*not kept"),
         ({"dropped_images": (FIRST,)}, "drops the image 6161.*not kept"),
         (chunk(IMAGES[:1]), "replaces tokens other than"),
         (chunk((*IMAGES, IMAGES[1])), "replaces tokens other than"),

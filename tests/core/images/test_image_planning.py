@@ -3,136 +3,17 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import deque
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from image_device import Device, Prompt, config, digest, encoding_cost, image_request
 from msgspec import structs
 
-from mizzen.core.config import SchedulerConfig
-from mizzen.core.events import AbortRequest, AddRequest, Event, ProvideImage
+from mizzen.core.events import AbortRequest, ProvideImage
 from mizzen.core.images.counts import ImageUse
 from mizzen.core.images.planner import PIXELS_AHEAD
-from mizzen.core.images.types import PromptImage
-from mizzen.core.kv.integrity import find_integrity_faults
-from mizzen.core.request import Finished, FinishReason, Request
-from mizzen.core.sampling_params import SamplingParams
-from mizzen.core.scheduler import Scheduler
-from mizzen.core.step_plan import StepPlan, StepTokens
-
-PLACEHOLDER = 9
-Prompt = list[int | tuple[str, int]]
-"""Token ids, and images as pairs of a name and the number of embeddings."""
-
-
-def digest(name: str) -> bytes:
-    return hashlib.sha256(name.encode()).digest()
-
-
-def image_request(rid: int, prompt: Prompt, **sampling: Any) -> Request:
-    ids: list[int] = []
-    images: list[PromptImage] = []
-    for part in prompt:
-        if isinstance(part, int):
-            ids.append(part)
-            continue
-        name, count = part
-        positions = np.arange(len(ids), len(ids) + count, dtype=np.int32)
-        images.append(PromptImage(digest=digest(name), positions=positions, grid=(1, 1, count)))
-        ids += [PLACEHOLDER] * count
-    length = len(ids)
-    return Request(
-        rid=rid,
-        prompt=np.array(ids, np.int32),
-        sampling=SamplingParams(**{"max_tokens": 3, **sampling}),
-        images=tuple(images),
-        rotary=np.tile(np.arange(length, dtype=np.int32) // 2, (3, 1)) if images else None,
-        rotary_offset=-3 if images else 0,
-    )
-
-
-def config(**fields: Any) -> SchedulerConfig:
-    values = {"pages_total": 64, "context_length": 200, "page_size": 4, "image_capacity": 24, **fields}
-    return SchedulerConfig(**values)
-
-
-class Device:
-    """Runs plans without a model, and checks that chunks use only encoded images."""
-
-    def __init__(self, settings: SchedulerConfig) -> None:
-        self.scheduler = Scheduler(settings)
-        self.settings = settings
-        self.events: list[Event] = []
-        self.inflight: deque[StepPlan] = deque()
-        self.requests: dict[int, Request] = {}
-        self.finished: dict[int, Finished] = {}
-        self.embeddings: dict[bytes, int] = {}
-        self.encoded: list[bytes] = []
-        self.requested: list[tuple[int, bytes]] = []
-        self.plans: list[StepPlan] = []
-        self.provides = True
-
-    def add(self, request: Request) -> None:
-        self.requests[request.rid] = request
-        self.events.append(AddRequest(request))
-
-    def launch(self) -> bool:
-        events, self.events = self.events, []
-        plan = self.scheduler.schedule(events, 0.0)
-        for missing in self.scheduler.drain_missing_images():
-            self.requested += [(missing.rid, one) for one in missing.digests]
-            if self.provides:
-                self.events += [ProvideImage(one, self.pixels(one)) for one in missing.digests]
-        for end in self.scheduler.drain_finished():
-            self.finished[end.rid] = end
-        if plan is None:
-            return bool(self.events)
-        self.check(plan)
-        self.plans.append(plan)
-        self.inflight.append(plan)
-        return True
-
-    def pixels(self, one: bytes) -> np.ndarray:
-        return np.frombuffer(one[:12], np.uint8).reshape(1, 2, 2, 3)
-
-    def check(self, plan: StepPlan) -> None:
-        for one in plan.dropped_images:
-            del self.embeddings[one]
-        for encoding in plan.encodings:
-            assert encoding.digest not in self.embeddings
-            assert encoding.pixels is not None
-            assert np.array_equal(encoding.pixels, self.pixels(encoding.digest))
-            self.embeddings[encoding.digest] = encoding.embeddings
-            self.encoded.append(encoding.digest)
-        assert sum(self.embeddings.values()) <= self.settings.image_capacity
-        for chunk in plan.prefill:
-            assert len(chunk.tokens)
-            replaced = [offset for image in chunk.images for offset in image.offsets.tolist()]
-            assert np.flatnonzero(chunk.tokens < 0).tolist() == replaced
-            for image in chunk.images:
-                assert image.first + len(image.offsets) <= self.embeddings[image.digest]
-
-    def collect(self) -> bool:
-        if not self.inflight:
-            return False
-        plan = self.inflight.popleft()
-        tokens = np.full((plan.samples, 1), 5, np.int32)
-        output = self.scheduler.complete(StepTokens(plan.step, tokens), 0.0)
-        for end in output.finished:
-            self.finished[end.rid] = end
-        return True
-
-    def run(self, steps: int = 3000) -> None:
-        for _ in range(steps):
-            progressed = self.launch()
-            progressed = self.collect() or progressed
-            if not progressed and not self.scheduler.has_work:
-                break
-        assert not find_integrity_faults(self.scheduler)
+from mizzen.core.request import FinishReason
 
 
 def test_an_image_is_encoded_once_for_two_requests() -> None:
@@ -333,11 +214,21 @@ SIZES = {"a": 3, "b": 8, "c": 12, "d": 17}
     st.integers(1, 3),
     st.sampled_from(["fcfs", "priority"]),
     st.integers(20, 60),
+    st.integers(0, 5),
 )
 def test_random_requests_with_images_all_end(
-    arrivals: list[tuple[Prompt, int, bool]], capacity: int, budget: int, depth: int, policy: str, pages: int
+    arrivals: list[tuple[Prompt, int, bool]],
+    capacity: int,
+    budget: int,
+    depth: int,
+    policy: str,
+    pages: int,
+    layers: int,
 ) -> None:
-    """Every request ends, whatever is aborted, retracted or evicted; chunks find the embeddings they use."""
+    """Every request ends, whatever is aborted, retracted or evicted; chunks find the embeddings they use.
+
+    With `layers`, encodings are divided if they cost more than the budget.
+    """
     device = Device(
         config(
             image_capacity=capacity,
@@ -347,6 +238,7 @@ def test_random_requests_with_images_all_end(
             pages_total=pages,
             max_running_requests=3,
             reserve_tokens=0,
+            encoding_cost=encoding_cost(20, layers) if layers else None,
         )
     )
     for rid, (parts, delay, aborts) in enumerate(arrivals):

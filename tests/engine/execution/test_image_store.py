@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from mizzen.core.images.types import ImageEncoding
 from mizzen.core.step_plan import PageWrites, StepPlan, no_ints
@@ -18,6 +19,7 @@ from mizzen.parallel.collectives import SINGLE_RANK
 
 CPU = torch.device("cpu")
 Grid = tuple[int, int, int]
+LAYERS = 6
 
 
 class PixelEncoder:
@@ -29,6 +31,16 @@ class PixelEncoder:
     def encode(self, images: Sequence[tuple[torch.Tensor, Grid]]) -> list[torch.Tensor]:
         self.groups.append(len(images))
         return [pixels[0, 0, :1].float().repeat(grid[1], 1) for pixels, grid in images]
+
+    def begin(self, images: Sequence[tuple[torch.Tensor, Grid]]) -> list[Any]:
+        return [images, 0]
+
+    def run_layers(self, running: list[Any], end: int) -> None:
+        running[1] = end
+
+    def end(self, running: list[Any]) -> list[torch.Tensor]:
+        assert running[1] == LAYERS
+        return self.encode(running[0])
 
 
 class SecondRank:
@@ -73,6 +85,40 @@ def test_images_are_encoded_in_groups(max_pixels: int, groups: list[int]) -> Non
     for value, rows, _ in sizes:
         stored = store.table[torch.from_numpy(store.rows_by_digest[bytes([value]) * 32])]
         assert torch.equal(stored, torch.full((rows, 3), float(value)))
+
+
+def part(value: int, begin: int, end: int) -> StepPlan:
+    """Return a plan that runs some layers of the encoder over an image with two embeddings."""
+    changes = {"layers": (begin, end), "last": end == LAYERS}
+    return plan(replace(encoding(value, 2, 1, pixels=not begin), **changes))
+
+
+def test_layers_run_in_several_steps() -> None:
+    encoder = PixelEncoder()
+    store = ImageStore(torch.zeros(4, 3), encoder, Uploader(CPU), max_pixels=100)
+    for begin, end in ((0, 1), (1, 4)):
+        store.update(part(3, begin, end))
+        assert (store.free_count, encoder.groups) == (4, [])
+    store.update(part(3, 4, LAYERS))
+    assert (store.free_count, encoder.groups) == (2, [1])
+    assert store.running is None, "the memory of the layers is free again"
+    stored = store.table[torch.from_numpy(store.rows_by_digest[bytes([3]) * 32])]
+    assert torch.equal(stored, torch.full((2, 3), 3.0))
+
+
+def test_another_image_displaces_the_layers_that_have_run() -> None:
+    store = ImageStore(torch.zeros(8, 3), PixelEncoder(), Uploader(CPU), max_pixels=100)
+    store.update(part(1, 0, 3))
+    store.update(plan(encoding(2, 2, 1)))
+    assert store.running is None
+    with pytest.raises(ValueError, match=r"no layer of the image 01.* has run before layer 3"):
+        store.update(part(1, 3, LAYERS))
+
+
+def test_the_first_layers_need_pixels() -> None:
+    store = ImageStore(torch.zeros(8, 3), PixelEncoder(), Uploader(CPU), max_pixels=100)
+    with pytest.raises(ValueError, match="without its pixels"):
+        store.update(plan(replace(encoding(1, 2, 1, pixels=False), layers=(0, 2), last=False)))
 
 
 def test_other_ranks_receive_each_image() -> None:

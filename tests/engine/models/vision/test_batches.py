@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Embeddings of images that are encoded in one pass equal those of each image alone."""
+"""Embeddings of images that are encoded in one pass or layer by layer equal those of each image alone."""
 
 from __future__ import annotations
 
@@ -52,6 +52,22 @@ def test_company_does_not_matter(twin: str, load_encoder: LoadEncoder, tmp_path:
                 scale = float(alone[index].abs().max())
                 torch.testing.assert_close(embeddings, alone[index], rtol=1e-5, atol=1e-5 * scale)
         assert not torch.allclose(alone[2][:6], alone[3][:6], atol=0.01)  # pixels matter
+
+
+@pytest.mark.parametrize("twin", sorted(TOWERS))
+def test_layers_may_run_one_after_another(twin: str, load_encoder: LoadEncoder, tmp_path: Path) -> None:
+    tower = {**TOWERS[twin], "patch_size": 4} if twin == "llava-next" else TOWERS[twin]
+    save_vision_twin(tmp_path, twin, tower, **SETTINGS.get(twin, {}))
+    encoder = load_encoder(tmp_path)
+    image, other = make_image(twin, 2), make_image(twin, 5)
+    with torch.inference_mode():
+        expected = encoder(*image)
+        running = encoder.begin([image])
+        for end in range(1, len(encoder.blocks) + 1):
+            encoder.run_layers(running, end)
+            encoder(*other)  # other images do not disturb it
+        [embeddings] = encoder.end(running)
+    assert torch.equal(embeddings, expected)
 
 
 def test_tiles_of_equal_length_are_one_batch_of_attention() -> None:

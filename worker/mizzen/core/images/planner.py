@@ -6,10 +6,14 @@ store when a chunk contains its tokens; if they are not, the chunk's step encode
 scheduler needs its pixels. Pixels are dropped once the image is encoded. If its embeddings are dropped before
 a request has used all of them, the scheduler requests the pixels again. Waiting requests get their pixels in
 advance, up to a bound for all of them together.
+
+If streams decode and encoding an image takes more than a step's budget, its encoding is divided: several
+steps run some layers of the encoder each, so that no step takes much longer than others.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -33,10 +37,17 @@ class StepImages:
     """Encodings of one step, and the images that its chunks use."""
 
     def __init__(self) -> None:
+        self.streams = False
+        """Whether streams decode in the step, so that encodings must not exceed the budget."""
         self.encodings: list[ImageEncoding] = []
         self.dropped: list[bytes] = []
         self.used: set[bytes] = set()
         """Digests of images that the step encodes or reads; none of them is dropped in the step."""
+
+    @property
+    def divided(self) -> bool:
+        """Whether the step has a part of a divided encoding; then it has no other encodings."""
+        return any(encoding.layers is not None for encoding in self.encodings)
 
 
 class ImagePlanner:
@@ -58,6 +69,9 @@ class ImagePlanner:
         """Live requests with an image, by digest."""
         self._shapes: dict[bytes, tuple[int, ...]] = {}
         """Grid and number of embeddings of the images in `_users` and in the store, by digest."""
+        self._divided: tuple[bytes, int] | None = None
+        """Digest of the image whose encoding is divided, and the number of layers that have run. The device
+        keeps their result until it encodes another image."""
         self._ahead = 0
         """Number of embeddings of all images in `_pixels` and `_requested`."""
         self._requested: dict[bytes, int] = {}
@@ -176,6 +190,7 @@ class ImagePlanner:
                     return True
                 return (
                     image.digest in self._pixels
+                    and not step.divided
                     and (first or self._tokens(step, image) < budget)
                     and self.store.victims(len(image.positions), step.used) is not None
                 )
@@ -207,11 +222,15 @@ class ImagePlanner:
             if image.digest in self.store:
                 self._use(step, image.digest)
                 continue
-            victims, tokens = self.store.victims(len(image.positions), step.used), self._tokens(step, image)
-            fits = first or cost + tokens + (at - start) < budget
-            if victims is None or not fits or not self._encode(step, sequence, image, victims):
+            tokens = self._tokens(step, image)
+            if step.divided or not (first or cost + tokens + (at - start) < budget):
                 return at, cost
+            if step.streams and tokens >= budget and at > start:
+                return at, cost  # the text before the image first
+            tokens, encoded = self._encode(step, sequence, image, budget)
             cost += tokens
+            if not encoded:
+                return at, cost
             end = max(min(end, start + budget - cost), min(end, at + MIN_CHUNK_TOKENS))
             first = False
         return end, cost
@@ -242,13 +261,42 @@ class ImagePlanner:
             yield ChunkImage(digest=image.digest, first=first, offsets=image.positions[first:last] - start)
 
     def _encode(
-        self, step: StepImages, sequence: SequenceState, image: PromptImage, victims: list[bytes]
-    ) -> bool:
-        """Add the encoding of an image to a step; request its pixels and return False if they are missing."""
-        pixels = self._pixels.pop(image.digest, None)
+        self, step: StepImages, sequence: SequenceState, image: PromptImage, budget: int
+    ) -> tuple[int, bool]:
+        """Add the encoding of an image, or a part of it, to a step; request its pixels if they are missing.
+
+        Returns:
+            Prompt tokens whose computation takes as long, and whether the step has the image's embeddings.
+        """
+        victims, pixels = self.store.victims(len(image.positions), step.used), self._pixels.get(image.digest)
+        if victims is None:
+            return 0, False
         if pixels is None:
             self.request_missing(sequence, int(image.positions[0]))
-            return False
+            return 0, False
+        tokens, layers, last = self._tokens(step, image), None, True
+        begin = self._divided[1] if self._divided and self._divided[0] == image.digest else 0
+        if self._cost is not None and (begin or (step.streams and tokens >= budget)):
+            end, tokens = self._cost.divide(pixels, begin, budget if step.streams else sys.maxsize)
+            layers, last = (begin, end), end == self._cost.layers
+        self._divided = None if layers is None or last else (image.digest, layers[1])
+        step.encodings.append(
+            ImageEncoding(
+                digest=image.digest,
+                grid=image.grid,
+                embeddings=len(image.positions),
+                pixels=None if begin else pixels,
+                layers=layers,
+                last=last,
+            )
+        )
+        if last:
+            self._store(step, image, victims)
+        return tokens, last
+
+    def _store(self, step: StepImages, image: PromptImage, victims: list[bytes]) -> None:
+        """Add the embeddings of an image, which a step completes, to the store, and drop `victims`."""
+        del self._pixels[image.digest]
         self._ahead -= len(image.positions)
         for victim in victims:
             self.store.drop(victim)
@@ -258,12 +306,6 @@ class ImagePlanner:
         self.store.add(image.digest, len(image.positions))
         step.used.add(image.digest)
         self.use.encoded += 1
-        step.encodings.append(
-            ImageEncoding(
-                digest=image.digest, grid=image.grid, embeddings=len(image.positions), pixels=pixels
-            )
-        )
-        return True
 
     def _use(self, step: StepImages, digest: bytes) -> None:
         self.store.touch(digest)

@@ -45,7 +45,13 @@ class ImageEncoding(Struct, frozen=True, kw_only=True):
     embeddings: int
     """Number of embeddings of the image."""
     pixels: Pixels | None = None
-    """Pixels on rank 0, which encodes images for all ranks; None on other ranks."""
+    """Pixels on rank 0, which encodes images for all ranks; None on other ranks, and if the encoder's first
+    layers ran in an earlier step."""
+    layers: tuple[int, int] | None = None
+    """Layers of the encoder that the step runs, from the first to the end (exclusive); None for all of them.
+    The steps of a divided encoding run all layers in order, and no other encoding begins between them."""
+    last: bool = True
+    """Whether the embeddings are complete after the step, and kept."""
 
 
 class ChunkImage(Struct, frozen=True, kw_only=True):

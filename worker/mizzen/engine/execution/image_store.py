@@ -8,7 +8,7 @@ was allocated when the engine was loaded. Rank 0 runs the encoder, and all ranks
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,13 +24,25 @@ from mizzen.parallel.collectives import SINGLE_RANK, Collectives
 
 
 class ImageEncoder(Protocol):
-    """The vision encoder of a model."""
+    """The vision encoder of a model; see `mizzen.models.vision.encoder.VisionEncoder`."""
 
     def encode(self, images: Sequence[tuple[torch.Tensor, tuple[int, int, int]]]) -> Sequence[torch.Tensor]:
         """Return the embeddings [embeddings, width] of each image, computed together.
 
         An image is given by its pixels, uint8 [tiles, height, width, 3], and its grid.
         """
+        ...
+
+    def begin(self, images: Sequence[tuple[torch.Tensor, tuple[int, int, int]]]) -> Any:
+        """Return an encoding before its first layer; see `encode`."""
+        ...
+
+    def run_layers(self, running: Any, end: int) -> None:
+        """Run the next layers of an encoding, up to the layer `end` (exclusive)."""
+        ...
+
+    def end(self, running: Any) -> Sequence[torch.Tensor]:
+        """Return the embeddings of each image after the last layer."""
         ...
 
 
@@ -68,6 +80,9 @@ class ImageStore:
         self.max_pixels = max_pixels
         self.timer = EncodingTimer(table.device)
         """Time that the encoder runs on this rank."""
+        self.running: Any = None
+        """Encoding whose first layers have run on rank 0. It is dropped when another one begins, so that
+        they never need memory at once."""
         self.free_rows = np.arange(len(table))[::-1].copy()
         """Rows of the table, int64 [capacity]; the first `free_count` of them are free."""
         self.free_count = len(table)
@@ -103,9 +118,10 @@ class ImageStore:
             ValueError: An image is stored already, there is no room for it, rank 0 has no pixels, or the
                 encoder returns another number of embeddings.
         """
-        for encoding in encodings:
+        completed = [encoding for encoding in encodings if encoding.last]
+        for encoding in completed:
             self.reserve_rows(encoding)
-        for encoding, embeddings in zip(encodings, self.compute(encodings), strict=True):
+        for encoding, embeddings in zip(completed, self.compute(encodings), strict=True):
             self.ranks.broadcast(embeddings.view(torch.uint8))  # a type that all collectives support
             self.table.index_copy_(0, self.upload(self.rows_by_digest[encoding.digest]), embeddings)
 
@@ -128,7 +144,7 @@ class ImageStore:
         self.rows_by_digest[encoding.digest] = rows
 
     def compute(self, encodings: Sequence[ImageEncoding]) -> Iterator[torch.Tensor]:
-        """Yield the embeddings [embeddings, width] of each image on rank 0, and empty memory on other ranks.
+        """Yield the embeddings [embeddings, width] of each completed image on rank 0; empty memory on others.
 
         Raises:
             ValueError: Rank 0 has no pixels, or the encoder returns another number of embeddings.
@@ -137,17 +153,56 @@ class ImageStore:
             for encoding in encodings:
                 yield self.table.new_empty(encoding.embeddings, self.table.shape[1])
             return
-        for group in self.group_by_pixels(encodings):
+        encoder = self.encoder
+        for encoding in encodings:
+            if encoding.layers is not None:
+                yield from self.checked([encoding], self.run_part(encoder, encoding, encoding.layers))
+        whole = [encoding for encoding in encodings if encoding.layers is None]
+        for group in self.group_by_pixels(whole):
+            self.running = None
             images = [(self.upload_pixels(pixels), encoding.grid) for encoding, pixels in group]
             with self.timer.measure():
-                encoded = [each.to(self.table.dtype).contiguous() for each in self.encoder.encode(images)]
-            for (encoding, _), embeddings in zip(group, encoded, strict=True):
-                shape = (encoding.embeddings, self.table.shape[1])
-                if embeddings.shape != shape:
-                    raise ValueError(
-                        f"an image has embeddings of shape {tuple(embeddings.shape)}, not {shape}"
-                    )
-                yield embeddings
+                encoded = encoder.encode(images)
+            yield from self.checked([encoding for encoding, _ in group], encoded)
+
+    def run_part(
+        self, encoder: ImageEncoder, encoding: ImageEncoding, layers: tuple[int, int]
+    ) -> Sequence[torch.Tensor]:
+        """Run some layers of a divided encoding; return its embeddings if they are complete, else nothing.
+
+        Raises:
+            ValueError: The encoding has no pixels for the first layer.
+        """
+        begin, end = layers
+        if not begin:
+            self.running = None
+            [[(_, pixels)]] = self.group_by_pixels([encoding])
+            images = [(self.upload_pixels(pixels), encoding.grid)]
+            with self.timer.measure():
+                self.running = encoder.begin(images)
+        if self.running is None:
+            raise ValueError(f"no layer of the image {encoding.digest.hex()} has run before layer {begin}")
+        running = self.running
+        with self.timer.measure():
+            encoder.run_layers(running, end)
+            if not encoding.last:
+                return ()
+            self.running = None
+            return encoder.end(running)
+
+    def checked(
+        self, encodings: Sequence[ImageEncoding], encoded: Sequence[torch.Tensor]
+    ) -> Iterator[torch.Tensor]:
+        """Yield the embeddings of images that the encoder has returned, in the dtype of the table.
+
+        Raises:
+            ValueError: An image has another number of embeddings.
+        """
+        for encoding, embeddings in zip(encodings, encoded, strict=bool(encoded)):
+            shape = (encoding.embeddings, self.table.shape[1])
+            if embeddings.shape != shape:
+                raise ValueError(f"an image has embeddings of shape {tuple(embeddings.shape)}, not {shape}")
+            yield embeddings.to(self.table.dtype).contiguous()
 
     def group_by_pixels(
         self, encodings: Sequence[ImageEncoding]

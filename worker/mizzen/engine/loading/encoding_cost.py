@@ -46,4 +46,5 @@ def estimate_encoding_cost(options: EngineOptions, config: ModelConfig, vision: 
         patch_tokens=(linear + pair * windowed) / token,
         pair_tokens=pair * full / token,
         least=least if options.device == "cuda" else 0,
+        full_layers=tuple(not vision.window or layer in vision.full_layers for layer in range(vision.layers)),
     )

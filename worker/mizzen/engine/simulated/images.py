@@ -20,13 +20,15 @@ class SimulatedImages:
         """Keep at most `capacity` embeddings."""
         self.capacity = capacity
         self.embeddings: dict[bytes, int] = {}
+        self._divided: tuple[bytes, int] | None = None
+        """Digest of the image whose encoding is divided, and the number of layers that have run."""
 
     def update(self, plan: StepPlan) -> None:
         """Drop and encode images as a plan says.
 
         Raises:
-            PlanViolation: The plan drops an image that is not kept, encodes one that is kept or without its
-                pixels, or exceeds the capacity.
+            PlanViolation: The plan drops an image that is not kept, encodes one that is kept, without its
+                pixels or without the layers before, or exceeds the capacity.
         """
         for digest in plan.dropped_images:
             if self.embeddings.pop(digest, None) is None:
@@ -35,9 +37,14 @@ class SimulatedImages:
             name = f"the image {encoding.digest.hex()}"
             if encoding.digest in self.embeddings:
                 raise PlanViolation(f"step {plan.step} encodes {name}, which is kept already")
-            if encoding.pixels is None:
+            begin, end = encoding.layers or (0, 0)
+            if begin and self._divided != (encoding.digest, begin):
+                raise PlanViolation(f"step {plan.step} encodes {name} without the layers before {begin}")
+            if not begin and encoding.pixels is None:
                 raise PlanViolation(f"step {plan.step} encodes {name} without its pixels")
-            self.embeddings[encoding.digest] = encoding.embeddings
+            self._divided = None if encoding.last else (encoding.digest, end)
+            if encoding.last:
+                self.embeddings[encoding.digest] = encoding.embeddings
         if (total := sum(self.embeddings.values())) > self.capacity:
             raise PlanViolation(f"step {plan.step} keeps {total} embeddings, more than {self.capacity}")
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from mizzen.attention.segments import Attend, Segments, make_segment_attention
+from mizzen.attention.segments import Attend, make_segment_attention
 from mizzen.layers.context import BuildContext
 from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
 from mizzen.layers.sharding import Mesh
@@ -29,6 +29,30 @@ from mizzen.parallel.collectives import SINGLE_RANK
 EncoderImage = tuple[torch.Tensor, tuple[int, int, int]]
 """Pixels of an image in RGB, uint8 [tiles, height, width, 3], on any device, and `ImageGeometry.grid` of the
 image, which only models that cut images into tiles need."""
+
+
+@dataclass(slots=True)
+class RunningEncoding:
+    """Encoding of images in one pass, between two layers; its tensors are used in one stream."""
+
+    layout: EncodingLayout
+    grids: Sequence[tuple[int, int, int]]
+    """`ImageGeometry.grid` of each image."""
+    x: torch.Tensor
+    """Sum of the embedding and of the outputs of all layers but the last [tokens, hidden]; in the order of
+    windows if layers attend within windows."""
+    angles: Angles | None
+    """Angles of the tokens in the order of `x`; None without rotary embedding."""
+    whole: Attend
+    """Attention of layers with full attention."""
+    within: Attend | None
+    """Attention of the other layers; None if all layers have full attention."""
+    states: dict[int, torch.Tensor]
+    """Hidden states that the projectors need, by the number of layers before them."""
+    inner: torch.Tensor | None = None
+    """Output of the last layer's feed-forward block, which is to be added to `x`."""
+    layers: int = 0
+    """Number of layers that have run."""
 
 
 class VisionEncoder:
@@ -77,30 +101,69 @@ class VisionEncoder:
         Raises:
             ValueError: the size of an image does not suit the model.
         """
+        running = self.begin(images)
+        self.run_layers(running, len(self.blocks))
+        return self.end(running)
+
+    def begin(self, images: Sequence[EncoderImage]) -> RunningEncoding:
+        """Return the encoding of images in one pass before its first layer; see `encode`.
+
+        Raises:
+            ValueError: the size of an image does not suit the model.
+        """
         config = self.config
         for pixels, _ in images:
             self._check_size(pixels)
         layout = EncodingLayout(config, [self._patch_grid(pixels) for pixels, _ in images], self.device)
         x = self.embedding(self._cut_patches([pixels for pixels, _ in images]), layout)
         angles = None if layout.positions is None else rotation_angles(config, layout.positions)
-        whole = self.attention.plan(layout.whole_tiles)
+        whole, within = self.attention.plan(layout.whole_tiles), None
         if layout.order is not None:
-            embeddings = self._encode_in_windows(x, angles, layout.order, whole, layout.windows)
-        else:
-            states = self._run_layers(x, angles, whole)
-            if config.drops_first:
-                tiles = layout.tiles
-                states = {
-                    i: state.view(tiles, len(state) // tiles, -1)[:, 1:].flatten(0, 1)
-                    for i, state in states.items()
-                }
-            embeddings = self._project(states)
+            within = self.attention.plan(layout.windows)
+            x = self._reorder(x, layout.order)
+            if angles is not None:
+                angles = self._reorder(angles[0], layout.order), self._reorder(angles[1], layout.order)
+        states = {0: x.clone()} if 0 in self.features else {}
+        return RunningEncoding(layout, [grid for _, grid in images], x, angles, whole, within, states)
+
+    def run_layers(self, running: RunningEncoding, end: int) -> None:
+        """Run the next layers of an encoding, up to the layer `end` (exclusive)."""
+        full = self.config.full_layers
+        for layer in range(running.layers, end):
+            attend = running.whole if running.within is None or layer in full else running.within
+            running.inner = self.blocks[layer](running.inner, running.x, running.angles, attend)
+            if layer + 1 in self.features:
+                running.states[layer + 1] = running.x + running.inner
+        running.layers = end
+
+    def end(self, running: RunningEncoding) -> list[torch.Tensor]:
+        """Return the embeddings of each image of an encoding after its last layer; see `encode`."""
+        config, layout, states = self.config, running.layout, running.states
+        if config.drops_first:
+            tiles = layout.tiles
+            states = {
+                index: state.view(tiles, len(state) // tiles, -1)[:, 1:].flatten(0, 1)
+                for index, state in states.items()
+            }
+        embeddings = self._project(states)
+        if layout.order is not None:
+            embeddings = torch.empty_like(embeddings).index_copy_(0, layout.order, embeddings)
         parts = list(embeddings.split(layout.embeddings))
         if self.newline is None:
             return parts
-        newline = self.newline.value
-        grids = [grid for _, grid in images]
-        return [join_tiles(part, newline, config.side, grid) for part, grid in zip(parts, grids, strict=True)]
+        newline, side = self.newline.value, config.side
+        return [
+            join_tiles(part, newline, side, grid) for part, grid in zip(parts, running.grids, strict=True)
+        ]
+
+    def _reorder(self, tensor: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        """Return rows of patches [patches, ...] in the order of windows.
+
+        Args:
+            tensor: Rows in the usual order.
+            order: Index of the block of patches at each place, int64 [blocks].
+        """
+        return tensor.view(len(order), self.config.merge**2, *tensor.shape[1:])[order].flatten(0, 1)
 
     def _patch_grid(self, pixels: torch.Tensor) -> PatchGrid:
         size = self.config.patch_size
@@ -129,49 +192,6 @@ class VisionEncoder:
             raise ValueError(f"{width} x {height} pixels are no multiples of {unit}")
         if not tiles or (self.newline is not None and tiles < 2):
             raise ValueError(f"{tiles} tiles are too few for the model")
-
-    def _encode_in_windows(
-        self, x: torch.Tensor, angles: Angles | None, order: torch.Tensor, whole: Attend, windows: Segments
-    ) -> torch.Tensor:
-        """Run the layers over patches that are ordered by windows; return embeddings in the usual order.
-
-        Args:
-            x: Input of the first layer [patches, hidden], in the usual order.
-            angles: Angles of the patches, in the usual order.
-            order: Index of the block of patches at each place, int64 [blocks].
-            whole: Attention of layers with full attention.
-            windows: Segments of the other layers.
-        """
-        block = self.config.merge**2
-
-        def reorder(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.view(len(order), block, *tensor.shape[1:])[order].flatten(0, 1)
-
-        if angles is not None:
-            angles = reorder(angles[0]), reorder(angles[1])
-        states = self._run_layers(reorder(x), angles, whole, self.attention.plan(windows))
-        embeddings = self._project(states)
-        return torch.empty_like(embeddings).index_copy_(0, order, embeddings)
-
-    def _run_layers(
-        self, x: torch.Tensor, angles: Angles | None, whole: Attend, within: Attend | None = None
-    ) -> dict[int, torch.Tensor]:
-        """Run the layers over tokens; return the hidden states that the projectors need, by index.
-
-        Args:
-            x: Input of the first layer [tokens, hidden], which is overwritten.
-            angles: Angles of the tokens; None without rotary embedding.
-            whole: Attention of layers with full attention.
-            within: Attention of the other layers; None if all layers have full attention.
-        """
-        states = {0: x.clone()} if 0 in self.features else {}
-        inner: torch.Tensor | None = None
-        for layer, block in enumerate(self.blocks):
-            attend = whole if within is None or layer in self.config.full_layers else within
-            inner = block(inner, x, angles, attend)
-            if layer + 1 in self.features:
-                states[layer + 1] = x + inner
-        return states
 
     def _project(self, states: dict[int, torch.Tensor]) -> torch.Tensor:
         outputs = [projector(states) for projector in self.projectors]

@@ -72,11 +72,14 @@ class MalformedPlan(ValueError):
 
 
 def encode_plan(plan: StepPlan) -> bytes:
-    """Return a plan as bytes, without sampling parameters and pixels; `decode_plan` is the inverse."""
+    """Return a plan as bytes, for ranks that neither sample nor encode; `decode_plan` is the inverse.
+
+    Sampling parameters, pixels and encodings that other steps complete are left out.
+    """
     starts = np.array([_start_row(start) for start in plan.starts], START)
     chunks = np.array([_chunk_row(chunk) for chunk in plan.prefill], CHUNK)
     images = [image for chunk in plan.prefill for image in chunk.images]
-    encodings = [(np.void(each.digest), each.grid, each.embeddings) for each in plan.encodings]
+    encodings = [(np.void(each.digest), each.grid, each.embeddings) for each in plan.encodings if each.last]
     tokens = [_column(chunk.tokens) for chunk in plan.prefill]
     pages = plan.pages
     body = b"".join(
@@ -101,7 +104,7 @@ def encode_plan(plan: StepPlan) -> bytes:
     header["decode"], header["pages"] = len(plan.decode), len(pages.pages)
     header["starts"], header["chunks"] = len(starts), len(chunks)
     header["tokens"] = sum(map(len, tokens)) // 4
-    header["encodings"], header["dropped"] = len(plan.encodings), len(plan.dropped_images)
+    header["encodings"], header["dropped"] = len(encodings), len(plan.dropped_images)
     header["checksum"] = _checksum(header, body)
     return header.tobytes() + body
 
