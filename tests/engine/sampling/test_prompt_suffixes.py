@@ -53,6 +53,25 @@ def test_suffixes_equal_transformers(model: Any, kit: SimpleNamespace, tmp_path:
         assert answer.cached_tokens == 0
 
 
+def test_requests_with_different_numbers_of_top_tokens_share_a_step(
+    model: Any, kit: SimpleNamespace, tmp_path: Path
+) -> None:
+    prompts = [kit.tokens(20, seed=count).tolist() for count in range(4)]
+    tops = (2, 0, 3, 0)
+    with open_llm(tmp_path) as llm:
+        answers = llm.generate(prompts, [suffix_params(9, top) for top in tops])
+        expected = llm.generate(prompts, suffix_params(9, 3))
+    for top, answer, full in zip(tops, answers, expected, strict=True):
+        assert answer.prompt_logprobs is not None and full.prompt_logprobs is not None
+        assert len(answer.prompt_logprobs) == 11
+        for entry, best in zip(answer.prompt_logprobs, full.prompt_logprobs, strict=True):
+            assert (entry.token, [token for token, _ in entry.top]) == (
+                best.token,
+                [token for token, _ in best.top[:top]],
+            )
+            assert entry.logprob == pytest.approx(best.logprob, abs=1e-4)
+
+
 def test_shared_prefixes_are_computed_once(model: Any, kit: SimpleNamespace, tmp_path: Path) -> None:
     prefix = kit.tokens(200, seed=1).tolist()
     prompts = [prefix + kit.tokens(6, seed=count).tolist() for count in range(2, 10)]

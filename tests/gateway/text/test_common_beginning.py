@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from mizzen.gateway.text import common_beginning
-from mizzen.gateway.text.common_beginning import LEAST_CHARACTERS, encode_alike, last_break
+from mizzen.gateway.text.common_beginning import LEAST_CHARACTERS, MAX_BEGINNINGS, PrefixEncoder, last_break
 from mizzen.gateway.text.tokenizer import Tokenizer
 
 PREFIX = "Which of the pods runs on a node of the cluster? " * 40
@@ -50,26 +50,73 @@ def make_tokenizer(kind: str) -> CountingTokenizer:
 @pytest.mark.parametrize("kind", ["bytes", "spaces"])
 def test_tokens_equal_those_of_each_text(kind: str, add_special_tokens: bool) -> None:
     tokenizer = make_tokenizer(kind)
-    for prefix in (PREFIX, PREFIX.rstrip(), "Which ", "x" * 3000, " " * 3000, PREFIX + "一二三"):
+    encoder = PrefixEncoder(tokenizer)
+    for prefix in (PREFIX, PREFIX.rstrip(), "Which ", "x" * 3000, " " * 3000, PREFIX + "一二三", 2 * PREFIX):
         texts = [prefix + ending for ending in ENDINGS]
         expected = [tokenizer.encode(text, add_special_tokens) for text in texts]
-        assert encode_alike(tokenizer, texts, add_special_tokens=add_special_tokens) == expected
+        assert encoder.encode(texts, add_special_tokens=add_special_tokens) == expected
+        for text, ids in zip(texts, expected, strict=True):
+            assert encoder.encode([text], add_special_tokens=add_special_tokens) == [ids]
+
+
+def test_beginnings_with_and_without_special_tokens_are_kept_apart() -> None:
+    tokenizer = make_tokenizer("bytes")
+    encoder = PrefixEncoder(tokenizer)
+    for special in (True, False, True, False):
+        assert encoder.encode([PREFIX], add_special_tokens=special) == [tokenizer.encode(PREFIX, special)]
 
 
 def test_a_long_beginning_is_tokenized_once() -> None:
     tokenizer = make_tokenizer("bytes")
-    texts = [PREFIX + ending for ending in ENDINGS]
-    encode_alike(tokenizer, texts)
-    assert tokenizer.characters < 3 * len(PREFIX)
+    encoder, prefix = PrefixEncoder(tokenizer), 10 * PREFIX
+    encoder.encode([prefix + ending for ending in ENDINGS])
+    assert tokenizer.characters < 1.2 * len(prefix)
     tokenizer.characters = 0
-    encode_alike(tokenizer, [PREFIX[: LEAST_CHARACTERS - 1] + ending for ending in ("a", "b")])
+    encoder.encode([prefix + ending for ending in ENDINGS])
+    assert tokenizer.characters < 0.1 * len(prefix)
+    encoder.encode([prefix + PREFIX])
+    assert tokenizer.characters < 0.3 * len(prefix)
+    tokenizer.characters = 0
+    PrefixEncoder(tokenizer).encode([PREFIX[: LEAST_CHARACTERS - 1] + ending for ending in ("a", "b")])
     assert tokenizer.characters == 2 * LEAST_CHARACTERS
+
+
+def test_forks_of_a_text_share_its_tokens() -> None:
+    tokenizer = make_tokenizer("bytes")
+    encoder = PrefixEncoder(tokenizer)
+    for fork in range(8):
+        text = f"{PREFIX}{fork} {PREFIX[:400]}"
+        assert encoder.encode([text]) == [tokenizer.encode(text)]
+    assert tokenizer.characters < 4 * len(PREFIX) + 8 * 1000
+
+
+def test_a_text_that_cannot_be_split_is_tokenized_once() -> None:
+    tokenizer = make_tokenizer("spaces")
+    PrefixEncoder(tokenizer).encode([10 * PREFIX])
+    assert tokenizer.characters < 1.1 * len(10 * PREFIX)
+
+
+def test_the_beginnings_used_last_are_kept() -> None:
+    tokenizer = make_tokenizer("bytes")
+    encoder = PrefixEncoder(tokenizer)
+    for number in range(MAX_BEGINNINGS + 1):
+        encoder.encode([str(number) * 2 + PREFIX])
+        encoder.encode(["00" + PREFIX])
+    tokenizer.characters = 0
+    encoder.encode(["00" + PREFIX])
+    assert tokenizer.characters < len(PREFIX) / 2
+    tokenizer.characters = 0
+    encoder.encode(["11" + PREFIX])
+    assert tokenizer.characters > len(PREFIX)
 
 
 def test_common_beginnings() -> None:
     assert common_beginning.common_beginning(["abcd", "abc", "abx"]) == "ab"
     assert common_beginning.common_beginning(["abc", "abc"]) == "abc"
     assert common_beginning.common_beginning(["abc", "ab", "b"]) == ""
+    for size in (255, 256, 257, 700):
+        assert len(common_beginning.common_beginning(["a" * size, "a" * size + "b"])) == size
+        assert common_beginning.common_beginning([[1] * size + [2], [1] * size + [3, 4]]) == [1] * size
 
 
 @pytest.mark.parametrize(

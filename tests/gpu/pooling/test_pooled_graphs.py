@@ -90,6 +90,8 @@ def test_captured_log_probabilities_of_suffixes_equal_eager_ones(
 ) -> None:
     prefix, *suffixes = prompts_of(400, 1, 5, 9, 3)
     params = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=1, prompt_logprobs_from=400)
+    # Graphs have as many rows of results as there are running requests; a step may need 18 + 4 rows.
+    options = {**OPTIONS, "max_running_requests": 32, "prefill_chunk_tokens": chunk}
     results: dict[str, list[list[float]]] = {}
     eager_steps: list[object] = []
     run_eager = StepExecutor.run_eager
@@ -99,7 +101,7 @@ def test_captured_log_probabilities_of_suffixes_equal_eager_ones(
         return run_eager(self, *args)
 
     for graph in ("auto", "off"):
-        with LLM(generator, **{**OPTIONS, "cuda_graph": graph, "prefill_chunk_tokens": chunk}) as llm:
+        with LLM(generator, **options, cuda_graph=graph) as llm:
             monkeypatch.setattr(StepExecutor, "run_eager", record)
             eager_steps.clear()
             completions = llm.generate([prefix + suffix for suffix in suffixes], params)

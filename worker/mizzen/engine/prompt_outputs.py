@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mizzen.core.request import Int64, Pooling
+from mizzen.core.request import Int32, Int64, Pooling
 from mizzen.core.step_plan import PrefillChunk, SlotOptions, SlotStart, StepPlan
 from mizzen.engine.pooled_vectors import compute_vectors
 from mizzen.engine.sampling.logprobs import logprob_table
@@ -53,6 +53,16 @@ class PromptOutputRows:
             first = max(0, options.prompt_logprobs_from - 1 - chunk.start)
             size = min(size, options.prompt_tokens - 1 - chunk.start)
         return cls(chunk, options, first, size - first) if size > first else None
+
+    @property
+    def position(self) -> int:
+        """Sequence position of the token that the first row predicts."""
+        return self.chunk.start + self.first_row + 1
+
+    @property
+    def next_tokens(self) -> Int32:
+        """Ids of the prompt tokens that the rows predict, int32 [row_count]."""
+        return self.options.tokens[self.position : self.position + self.row_count]
 
 
 class PromptOutputs:
@@ -106,11 +116,14 @@ class PromptOutputs:
                 or, if no row is pooled, their logits [rows, vocab].
             are_logits: Whether `states` are logits.
         """
-        parts = list(zip(reads, states.split([read.row_count for read in reads]), strict=True))
-        scored = [(read, states) for read, states in parts if read.options.pooling is None]
-        pooled = [(read, states) for read, states in parts if read.options.pooling is not None]
+        pooled: list[tuple[PromptOutputRows, torch.Tensor]] = []
+        scored: dict[int, list[tuple[PromptOutputRows, torch.Tensor]]] = {}
+        for read, rows in zip(reads, states.split([read.row_count for read in reads]), strict=True):
+            top = read.options.prompt_logprobs or 0
+            group = scored.setdefault(top, []) if read.options.pooling is None else pooled
+            group.append((read, rows))
         return DeviceSideOutputs(
-            logprobs=tuple(self.prompt_logprobs(read, rows, are_logits) for read, rows in scored),
+            logprobs=tuple(self.prompt_logprobs(group, top, are_logits) for top, group in scored.items()),
             vectors=self.pooled_vectors(pooled) if pooled else (),
         )
 
@@ -140,29 +153,32 @@ class PromptOutputs:
         return self.model.pooled.classify(vectors) if classify else self.model.pooled.embed(vectors)
 
     def prompt_logprobs(
-        self, read: PromptOutputRows, states: torch.Tensor, are_logits: bool
+        self, parts: list[tuple[PromptOutputRows, torch.Tensor]], top: int, are_logits: bool
     ) -> LogprobTensors:
-        """Return log probabilities of the prompt tokens that follow the rows of a chunk.
+        """Return log probabilities of the prompt tokens that follow the rows of chunks, as one table.
 
-        `states` holds the hidden states [read.row_count, hidden] of these rows, or their logits.
+        `parts` holds the rows of each chunk, with their hidden states [row_count, hidden] or their logits;
+        `top` is the number of most probable tokens, which all requests have in common.
         """
-        position = read.chunk.start + read.first_row + 1
-        next_tokens = read.options.tokens[position : position + read.row_count]
-        top, targets = read.options.prompt_logprobs or 0, self.upload(next_tokens.astype(np.int64))
-        parts = [
+        states = torch.cat([states for _, states in parts]) if len(parts) > 1 else parts[0][1]
+        targets = self.upload(np.concatenate([read.next_tokens for read, _ in parts]).astype(np.int64))
+        tables = [
             logprob_table((rows if are_logits else self.model.logits(rows)).float(), tokens, top)
             for rows, tokens in zip(states.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True)
         ]
-        ids, values = (torch.cat(column) for column in zip(*parts, strict=True))
-        request = LogprobRequest(
-            slot=read.chunk.slot,
-            rows=read.row_count,
-            top_logprobs=top,
-            token_id_count=0,
-            start_position=position,
+        ids, values = (torch.cat(column) for column in zip(*tables, strict=True))
+        requests = tuple(
+            LogprobRequest(
+                slot=read.chunk.slot,
+                rows=read.row_count,
+                top_logprobs=top,
+                token_id_count=0,
+                start_position=read.position,
+            )
+            for read, _ in parts
         )
         return LogprobTensors(
-            requests=(request,), max_top_logprobs=ids.shape[1] - 1, packed=pack_logprobs(ids, values)
+            requests=requests, max_top_logprobs=ids.shape[1] - 1, packed=pack_logprobs(ids, values)
         )
 
     def pool_hidden(self, read: PromptOutputRows, states: torch.Tensor) -> torch.Tensor | None:

@@ -12,7 +12,7 @@ import httpx
 
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.gateway.openai.sampling_fields import completion_fields
-from mizzen.gateway.text.common_beginning import encode_alike
+from mizzen.gateway.text.common_beginning import PrefixEncoder
 from mizzen.gateway.text.template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class LlmBackend:
     def __init__(self, llm: LLM) -> None:
         if llm.tokenizer is None:
             raise ValueError("programs need the tokenizer: make the LLM without skip_tokenizer")
-        self._llm, self._tokenizer = llm, llm.tokenizer
+        self._llm, self._encoder = llm, PrefixEncoder(llm.tokenizer)
         self._template = ChatTemplate.load(llm.options.model)
         self._thread, self._running = ThreadPoolExecutor(1), asyncio.Lock()
         self._waiting: list[tuple[list[int], SamplingParams]] = []
@@ -46,11 +46,11 @@ class LlmBackend:
     async def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Return the token ids of prompts; each ends with the text of its last turn."""
         if not prompts[0][0]["role"]:
-            return encode_alike(self._tokenizer, [turns[0]["content"] for turns in prompts])
+            return self._encoder.encode([turns[0]["content"] for turns in prompts])
         if self._template is None:
             raise ValueError("the model has no chat template: use text instead of messages")
         texts = [self._template.render(**template_arguments(turns)) for turns in prompts]
-        return encode_alike(self._tokenizer, texts, add_special_tokens=False)
+        return self._encoder.encode(texts, add_special_tokens=False)
 
     async def generate(self, prompt: list[int], params: SamplingParams, session: str) -> str:
         """Return the text that the model generates after a prompt."""
@@ -58,7 +58,7 @@ class LlmBackend:
 
     async def score(self, prompt: list[int], start: int, session: str) -> float:
         """Return the sum of the log probabilities of a prompt's tokens from position `start` > 0 on."""
-        params = SamplingParams(max_tokens=1, prompt_logprobs=0, prompt_logprobs_from=start)
+        params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, prompt_logprobs_from=start)
         return sum(token.logprob for token in (await self._run(prompt, params)).prompt_logprobs or ())
 
     async def _run(self, prompt: list[int], params: SamplingParams) -> Completion:
