@@ -135,23 +135,27 @@ def test_no_kernel_is_compiled_after_the_start(
 
 @pytest.mark.skipif(FA3_FAULT is not None, reason=f"graphs need FlashAttention 3: {FA3_FAULT}")
 @pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3-vl", "llava-siglip"])
-def test_text_after_images_runs_as_graphs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_with_images_run_as_graphs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_gpu_twin(tmp_path, name)
     rules, sections = read_rules(tmp_path), name.startswith("qwen")
-    replays: list[tuple[int, bool]] = []
+    replays: list[tuple[int, int, bool]] = []
     replay = PrefillGraphs.__call__
 
     def record(graphs: PrefillGraphs, plan: StepPlan, layout: BatchLayout, rows: Any) -> torch.Tensor:
-        replays.append((len(layout.slots), layout.rotary is not None))
+        images = 0 if layout.image_rows is None else len(layout.image_rows)
+        replays.append((len(layout.slots), images, layout.rotary is not None))
         return replay(graphs, plan, layout, rows)
 
     prompt = ImagePrompt([5, 6, rules.placeholder_id, *range(10, 130)], [noise_file(200, 160, 0)])
     with LLM(tmp_path, **SMALL) as llm:
         monkeypatch.setattr(PrefillGraphs, "__call__", record)
         llm.generate([prompt], GREEDY)
-    assert replays
-    assert sum(tokens for tokens, _ in replays) > 50
-    assert all(rotary == sections for _, rotary in replays)
+    assert sum(tokens - images for tokens, images, _ in replays) >= 122
+    assert any(images for _, images, _ in replays)
+    assert any(not images for _, images, _ in replays)
+    assert all(rotary == sections for _, _, rotary in replays)
 
 
 def noise_file(width: int, height: int, seed: int) -> bytes:

@@ -26,7 +26,7 @@ from mizzen.layers.rope import RotaryEmbedding
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.config import ModelConfig
 from mizzen.models.decoder_layer import make_layer
-from mizzen.models.image_rows import ImageRows
+from mizzen.models.image_rows import BatchImages
 from mizzen.models.pooling.output import PooledOutput
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class DecoderModel:
         rows: torch.Tensor | None = None,
         *,
         rotary: torch.Tensor | None = None,
-        images: ImageRows | None = None,
+        images: BatchImages | None = None,
     ) -> torch.Tensor:
         """Run the layers over a batch of tokens.
 
@@ -126,7 +126,7 @@ class DecoderModel:
         if self.embedding_multiplier != 1:
             residual.mul_(self.embedding_multiplier)
         if images is not None:
-            residual.index_copy_(0, images.rows, images.split(self.config.hidden_size)[0])
+            images.replace_tokens(residual)
         self.mark_live(attend.live, rows)
         x, residual = self.run_first_layers(residual, context, images)
         last = self.layers[-1]
@@ -152,18 +152,18 @@ class DecoderModel:
             last.live = rows >= 0
 
     def run_first_layers(
-        self, residual: torch.Tensor, context: ForwardContext, images: ImageRows | None
+        self, residual: torch.Tensor, context: ForwardContext, images: BatchImages | None
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Run all layers but the last; return the output and the residual stream, as layers do."""
         x = None
         layers = self.layers[:-1]
         if images is not None:
-            parts = images.split(self.config.hidden_size)[1:]
-            for layer, part in zip(layers, parts, strict=False):
+            count = images.layers(self.config.hidden_size)
+            for index, layer in enumerate(layers[:count]):
                 x, residual = layer(x, residual, context)
                 # x is added to the residual stream later, and the order of additions does not matter.
-                residual.index_add_(0, images.rows, part)
-            layers = layers[len(parts) :]
+                images.add_part(residual, index)
+            layers = layers[count:]
         for layer in layers:
             x, residual = layer(x, residual, context)
         return x, residual

@@ -13,7 +13,7 @@ import torch
 from mizzen.attention.base import StepAttention
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.config import ModelConfig
-from mizzen.models.image_rows import ImageRows
+from mizzen.models.image_rows import BatchImages
 from mizzen.models.pooling.output import PooledOutput
 from mizzen.parallel.collectives import Collectives
 
@@ -54,7 +54,7 @@ class ServedModel(Protocol):
         rows: torch.Tensor | None = None,
         *,
         rotary: torch.Tensor | None = None,
-        images: ImageRows | None = None,
+        images: BatchImages | None = None,
     ) -> torch.Tensor:
         """Run the layers over a batch of tokens; return hidden states [tokens or rows, hidden]."""
         ...

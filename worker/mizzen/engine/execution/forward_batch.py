@@ -39,18 +39,6 @@ class BatchLayout:
     """Rows whose token embeddings are replaced by those of the chunks' images, in the order of chunks and
     images, int64 [n]; None for none."""
 
-    @property
-    def text_rotary(self) -> Int64 | None:
-        """Rotary positions of rows whose three positions are equal, as those of text are, int64 [rows].
-
-        None if those of any row differ, as they do within images.
-        """
-        if self.rotary is None:
-            return self.positions
-        if self.rotary.ndim == 1:
-            return self.rotary
-        return self.rotary[0] if (self.rotary[1:] == self.rotary[0]).all() else None
-
     @classmethod
     def from_plan(cls, plan: StepPlan, state: SlotState) -> BatchLayout:
         """Create the layout of a plan's batch; `plan.starts` must already have been applied to `state`."""

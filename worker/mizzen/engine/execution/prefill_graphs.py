@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 
-import numpy as np
 import torch
 
 from mizzen.attention.base import DevicePlannedSequences, MixedAttention, StepAttention
@@ -37,14 +36,17 @@ from mizzen.attention.mixed_batches import (
     MixedPlanners,
     choose_planners,
 )
-from mizzen.core.request import Int32, Int64
+from mizzen.core.request import Int64
 from mizzen.core.step_plan import StepPlan
 from mizzen.engine.execution.forward_batch import BatchLayout
 from mizzen.engine.execution.graph_capture import capture_graph
+from mizzen.engine.execution.image_store import ImageStore
+from mizzen.engine.execution.packed_batch import ROTARY_AXES, PackedLayout
 from mizzen.engine.execution.slot_state import SlotState
 from mizzen.engine.graph_sizes import MAX_GRAPH_TOKENS
 from mizzen.engine.uploader import Uploader
 from mizzen.models.config import ModelConfig
+from mizzen.models.image_rows import TableImages
 from mizzen.models.served_model import ServedModel
 
 log = logging.getLogger(__name__)
@@ -135,34 +137,6 @@ class SplitSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedLayout:
-    """Layout of the int32 buffer that describes the batch of a replay."""
-
-    tokens: int
-    """Number of tokens of the graph."""
-    sequences: int
-    """Maximum number of sequences in a batch, not counting the padding sequence."""
-    has_rotary: bool = False
-    """Whether tokens have rotary positions that may differ from their sequence positions."""
-
-    @property
-    def section_sizes(self) -> tuple[int, ...]:
-        """Sizes of the sections in elements, in their order in the buffer.
-
-        Three sections are indexed by token (token ids, slots, positions), the next three by sequence (first
-        rows, slots, lengths). Then follow the sampled rows, and -1 behind them, and rotary positions by
-        token, if there are any.
-        """
-        sequences, rotary = self.sequences + 1, self.tokens if self.has_rotary else 0
-        return (self.tokens,) * 3 + (sequences + 1, sequences, sequences, self.sequences, rotary)
-
-    @property
-    def size(self) -> int:
-        """Length of the buffer in elements."""
-        return sum(self.section_sizes)
-
-
-@dataclass(frozen=True, slots=True)
 class PrefillGraph:
     """A captured graph, and the device buffer from which it reads its batch."""
 
@@ -190,6 +164,7 @@ class PrefillGraphs:
         sizes: list[int],
         rows: int,
         planners: MixedPlanners | None = None,
+        images: ImageStore | None = None,
     ) -> None:
         """Allocate the buffers that the graphs of all sizes share.
 
@@ -201,6 +176,7 @@ class PrefillGraphs:
             sizes: Token counts to capture, ascending.
             rows: Maximum number of sequences.
             planners: Plan attention; None for the fastest planners that the backends support.
+            images: Embeddings of images; None for a model that takes no images.
 
         Raises:
             ValueError: The prefill backend needs lengths on the host, or `state` has no scratch slot.
@@ -220,6 +196,7 @@ class PrefillGraphs:
         self.sizes = sizes
         self.max_sequences = rows
         self.has_rotary = state.rotary_offsets is not None
+        self.images = images
         largest = self.packed_layout(sizes[-1]).size
         pinned = torch.zeros((BUFFERS, largest), dtype=torch.int32).pin_memory()
         self.pinned_buffers: Iterator[torch.Tensor] = cycle(pinned.unbind())
@@ -239,7 +216,8 @@ class PrefillGraphs:
 
     def packed_layout(self, size: int) -> PackedLayout:
         """Return the layout of the buffer of the graphs of `size` tokens."""
-        return PackedLayout(size, min(size, self.max_sequences), self.has_rotary)
+        sequences = min(size, self.max_sequences)
+        return PackedLayout(size, sequences, self.has_rotary, self.images is not None)
 
     @property
     def graph_count(self) -> int:
@@ -251,28 +229,37 @@ class PrefillGraphs:
         from mizzen.kernels.decode_inputs import gather_inputs
 
         state, table = self.state, self.state.page_table.device
-        host_tokens, slots, positions, starts, sequence_slots, lengths, rows, rotary = inbox.split(
-            packed.section_sizes
-        )
+        parts = packed.split_tensor(inbox)
         batch = gather_inputs(
-            slots, positions, state.synced_last_tokens(), table, self.kv.page_size, self.scratch_slot
+            parts.slots,
+            parts.positions,
+            state.synced_last_tokens(),
+            table,
+            self.kv.page_size,
+            self.scratch_slot,
         )
-        tokens = torch.where(host_tokens >= 0, host_tokens, batch.tokens)
+        tokens = torch.where(parts.host_tokens >= 0, parts.host_tokens, batch.tokens)
         attention_plan = planner(
             DeviceBatch(
-                is_decode=host_tokens < 0,
-                slots=slots,
-                positions=positions,
-                starts=starts,
-                sequence_slots=sequence_slots,
-                lengths=lengths,
+                is_decode=parts.host_tokens < 0,
+                slots=parts.slots,
+                positions=parts.positions,
+                starts=parts.starts,
+                sequence_slots=parts.sequence_slots,
+                lengths=parts.lengths,
                 table=table,
                 scratch_slot=self.scratch_slot,
             )
         )
         attend = StepAttention(self.kv, batch.slot_mapping, 0, None, attention_plan, batch.live)
-        rotary = rotary if packed.has_rotary else None
-        hidden = self.model.hidden(tokens, batch.positions, attend, rows.long(), rotary=rotary)
+        hidden = self.model.hidden(
+            tokens,
+            batch.positions,
+            attend,
+            parts.rows.long(),
+            rotary=parts.rotary.view(ROTARY_AXES, packed.tokens) if packed.has_rotary else None,
+            images=TableImages(self.images.table, parts.images) if self.images is not None else None,
+        )
         if self.pools:
             self.outputs[: packed.sequences].copy_(hidden)
         else:
@@ -312,34 +299,19 @@ class PrefillGraphs:
     ) -> PrefillGraph:
         """Capture the graph of `size` tokens whose attention is planned by `planner`."""
         packed = self.packed_layout(size)
-        inbox = torch.from_numpy(self.blank_inbox(packed)).to(self.device)
+        inbox = torch.from_numpy(packed.make_padding(self.scratch_slot)).to(self.device)
         graph = capture_graph(partial(self.enqueue_forward, packed, inbox, planner), stream, pool)
         return PrefillGraph(graph, packed, inbox)
 
-    def blank_inbox(self, packed: PackedLayout) -> Int32:
-        """Return the packed buffer of a batch that consists of padding only, int32 [packed.size]."""
-        numbers = np.zeros(packed.size, np.int32)
-        _, slots, _, starts, sequence_slots, lengths, rows, _ = np.split(
-            numbers, np.cumsum(packed.section_sizes)[:-1]
-        )
-        slots[:] = sequence_slots[:] = self.scratch_slot
-        starts[1:] = packed.tokens
-        lengths[:], rows[:] = 1, -1
-        return numbers
-
     def can_run(self, plan: StepPlan, layout: BatchLayout, rows: int) -> bool:
         """Return whether a plan has prefill, and its tokens and rows fit the largest graph.
-
-        Graphs support neither images nor tokens whose three rotary positions differ.
 
         Args:
             plan: The plan.
             layout: Layout of its batch.
             rows: Number of rows whose results are needed.
         """
-        fits = len(layout.slots) <= self.sizes[-1] and rows <= self.max_sequences
-        rotates = layout.rotary is None or (self.has_rotary and layout.text_rotary is not None)
-        return bool(plan.prefill) and fits and rotates and layout.image_rows is None
+        return bool(plan.prefill) and len(layout.slots) <= self.sizes[-1] and rows <= self.max_sequences
 
     def __call__(self, plan: StepPlan, layout: BatchLayout, rows: Int64) -> torch.Tensor:
         """Replay the forward pass of a plan; its page writes and starts must already have been applied.
@@ -354,7 +326,8 @@ class PrefillGraphs:
         """
         captured = self.select_graph(plan, len(layout.slots))
         buffer = next(self.pinned_buffers)[: captured.layout.size]
-        self.pack_batch(captured.layout, buffer.numpy(), plan, layout, rows)
+        image_rows = None if self.images is None or layout.image_rows is None else self.images.find_rows(plan)
+        captured.layout.pack(buffer.numpy(), plan, layout, rows, image_rows, self.scratch_slot)
         captured.inbox.copy_(buffer, non_blocking=True)
         captured.graph.replay()
         return self.outputs[: len(rows)]
@@ -364,31 +337,3 @@ class PrefillGraphs:
         if (size := self.split_sizes.select(plan, tokens)) is not None:
             return self.split_graphs[size]
         return self.graphs[select_size(self.sizes, tokens)]
-
-    def pack_batch(
-        self, packed: PackedLayout, numbers: Int32, plan: StepPlan, layout: BatchLayout, output_rows: Int64
-    ) -> None:
-        """Write the batch of a plan, and its padding, into the packed buffer `numbers`.
-
-        `output_rows` has the indices of the rows whose results are needed, int64 [rows].
-        """
-        host_tokens, slots, positions, starts, sequence_slots, lengths, rows, rotary = np.split(
-            numbers, np.cumsum(packed.section_sizes)[:-1]
-        )
-        count, decodes, chunks = len(layout.slots), len(plan.decode), plan.prefill
-        sequences = decodes + len(chunks)
-        host_tokens[:decodes] = -1
-        host_tokens[decodes:count] = layout.chunk_tokens
-        host_tokens[count:] = 0
-        slots[:count], slots[count:] = layout.slots, self.scratch_slot
-        positions[:count], positions[count:] = layout.positions, 0
-        starts[: decodes + 1] = np.arange(decodes + 1)
-        starts[decodes + 1 : sequences + 1] = decodes + np.cumsum([len(chunk.tokens) for chunk in chunks])
-        starts[sequences + 1 :] = packed.tokens
-        sequence_slots[:decodes], sequence_slots[sequences:] = plan.decode, self.scratch_slot
-        sequence_slots[decodes:sequences] = [chunk.slot for chunk in chunks]
-        lengths[:decodes], lengths[sequences:] = layout.positions[:decodes] + 1, 1
-        lengths[decodes:sequences] = [chunk.start + len(chunk.tokens) for chunk in chunks]
-        rows[: len(output_rows)], rows[len(output_rows) :] = output_rows, -1
-        if packed.has_rotary and (given := layout.text_rotary) is not None:
-            rotary[:count], rotary[count:] = given, 0

@@ -142,7 +142,9 @@ def make_prefill_graphs(options: EngineOptions, step: StepExecutor) -> PrefillGr
     ):
         return None
     sizes = token_sizes(min(largest, max_tokens))
-    return PrefillGraphs(step.model, step.attention, step.state, step.upload, sizes, running)
+    return PrefillGraphs(
+        step.model, step.attention, step.state, step.upload, sizes, running, images=step.images
+    )
 
 
 def warm_up(runner: Runner, config: ModelConfig) -> None:

@@ -87,10 +87,10 @@ CODED_PLANS: dict[CodedFormat, ExpertKernelPlan] = {
 }
 """Plans for GPUs of the Hopper generation, measured on an H100 (docs/benchmarks.md, "Quantized experts").
 
-FP8 by blocks, FP8 by channels and int4 in groups of 128 were measured with the experts of Qwen3-30B-A3B, MXFP4
-with those of gpt-oss-20b, for 1, 2, 8, 32, 64, 128, 256, 2048 and 8192 tokens. The older products were faster
-only for FP8 by channels and over 128 rows of an expert. They multiply experts of formats that are not in the
-table (`make_quantized_product`)."""
+FP8 by blocks, FP8 by channels and int4 in groups of 128 were measured with the experts of Qwen3-30B-A3B, and
+MXFP4 with those of gpt-oss-20b, for 1, 2, 8, 32, 64, 128, 256, 2048 and 8192 tokens. The older products were
+faster only for FP8 by channels and over 128 rows of an expert. They multiply experts of formats that are not
+in the table (`make_quantized_product`)."""
 
 
 def find_plan(*weights: QuantizedWeight) -> ExpertKernelPlan | None:

@@ -18,7 +18,7 @@ from mizzen.layers.context import BuildContext
 from mizzen.layers.linear_methods.base import GateActivation, LinearMethod, without_prefill_fusion
 from mizzen.layers.weight_target import WeightTarget
 from mizzen.models.config import ModelConfig
-from mizzen.models.image_rows import ImageRows
+from mizzen.models.image_rows import BatchImages
 from mizzen.models.pooling.output import PooledOutput
 from mizzen.models.transformers_backend import attention
 from mizzen.models.transformers_backend.deferred_add import DeferredAdds
@@ -142,7 +142,7 @@ class TransformersModel:
         rows: torch.Tensor | None = None,
         *,
         rotary: torch.Tensor | None = None,
-        images: ImageRows | None = None,
+        images: BatchImages | None = None,
     ) -> torch.Tensor:
         """Run the decoder over a batch of tokens; the arguments are those of `DecoderModel.hidden`.
 
