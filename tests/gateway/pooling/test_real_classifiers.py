@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scores of pairs and labels by real engines over HTTP equal those of Transformers for the same texts.
 
-The expected prompts come from the `tokenizers` library or from the recipe of a model card.
+A cross-encoder that was trained with Transformers puts the right documents first. The expected prompts come
+from the `tokenizers` library or from the recipe of a model card.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pytest
 import tokenizers
 import torch
 
+from encoders.training import HELD_OUT, QUERIES, is_relevant, train_reranker
 from encoders.twins import save_encoder, save_unigram, save_wordpiece
 from family_twins import save_twin
 from mizzen.gateway.pooling.pair_prompts import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
@@ -40,6 +42,16 @@ def save_decoder(folder: Path, family: str, tokenizer: tokenizers.Tokenizer) -> 
     return save_twin(folder, family, head=HEAD, **values)
 
 
+def save_reranker(folder: Path) -> tuple[Any, tokenizers.Tokenizer]:
+    """Train a BERT as a cross-encoder, and save it with its tokenizer."""
+    sizes = {"num_labels": 1, "num_hidden_layers": 2, "std": 0.15}
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model, tokenizer = save_encoder(folder, "Bert", HEAD, **sizes, **dropout), save_wordpiece(folder)
+    train_reranker(model, tokenizer)
+    model.save_pretrained(folder)
+    return model, tokenizer
+
+
 @pytest.fixture(scope="module")
 def served(
     tmp_path_factory: pytest.TempPathFactory,
@@ -56,7 +68,7 @@ def served(
     )
     folders = {name: tmp_path_factory.mktemp(name) for name in ("bert", "roberta", "qwen3", "llama")}
     models = {
-        "bert": (save_encoder(folders["bert"], "Bert", HEAD, num_labels=1), save_wordpiece(folders["bert"])),
+        "bert": save_reranker(folders["bert"]),
         "roberta": (
             save_encoder(folders["roberta"], "XLMRoberta", HEAD, num_labels=1),
             save_unigram(folders["roberta"]),
@@ -136,6 +148,22 @@ async def test_scores_and_labels_equal_those_of_transformers(
             classified = await post("/v1/classify", input=DOCUMENTS, activation=activation)
             got = [item["probs"] for item in classified["data"]]
             np.testing.assert_allclose(got, expected[:, None], atol=1e-4)
+
+
+async def test_a_trained_cross_encoder_puts_the_right_documents_first(
+    served: dict[str, Served], start: Callable[..., Any]
+) -> None:
+    gateway = await start(served["bert"])
+    async with httpx.AsyncClient(timeout=60, base_url=gateway.url) as client:
+        for query in QUERIES:
+            right = {index for index, text in enumerate(HELD_OUT) if is_relevant(query, text)}
+            assert 0 < len(right) < len(HELD_OUT)
+            body = {"model": "demo", "query": query, "documents": HELD_OUT}
+            results = (await client.post("/v1/rerank", json=body)).json()["results"]
+            assert {item["index"] for item in results[: len(right)]} == right
+            scores = [item["relevance_score"] for item in results]
+            assert min(scores[: len(right)]) > 0.9
+            assert max(scores[len(right) :]) < 0.1
 
 
 async def test_the_types_of_a_cut_pair_decide_its_score(
