@@ -45,9 +45,10 @@ test: $(STAMP) lint ## run lint, type checks and all tests
 	@$(BIN)/mizzen-local assets > /dev/null  # first, because it may have to build them, which takes longer than a test's timeout
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations 15
 
-client-tests: $(STAMP) ## run lm-evaluation-harness and litellm, in an environment of their own, against `mizzen serve`
+client-tests: $(STAMP) ## run lm-evaluation-harness, litellm and sentence-transformers, in an environment of their own, against `mizzen serve`
 	$(PYTHON) -m venv build/client-tools
 	build/client-tools/bin/pip install --quiet --disable-pip-version-check --requirement tests/clients/requirements.txt
+	build/client-tools/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement tests/clients/requirements-without-dependencies.txt
 	$(BIN)/python tests/clients/run_clients.py build/client-tools/bin
 
 fuzz: $(STAMP) ## run the property tests with new random examples, ROUNDS times (default 5)

@@ -9,6 +9,8 @@ requirements.txt. `make client-tests` creates it.
   engine has to compute at most a third of their tokens.
 - litellm chats, streams, completes, embeds, ranks documents as three of its providers do, and calls the
   Messages API.
+- sentence-transformers saves tiny models of each architecture. Mizzen's vectors and scores have to equal
+  its own.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ import torch
 import transformers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "shared"))
+from sentence_vectors import check_sentence_transformers
+
 from demo_model import score_continuation, training_entries
 from encoders.twins import save_encoder, save_wordpiece
 
@@ -177,6 +181,12 @@ def check_litellm(tools: Path, chat: str, reranker: str) -> None:
     print(f"litellm: {', '.join(report)} as expected")
 
 
+def add_packages(tools: Path) -> None:
+    """Make the packages of an environment importable here, where this environment does not have them."""
+    (packages,) = (tools.parent / "lib").glob("python*/site-packages")
+    sys.path.append(str(packages))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("tools", type=Path, help="folder with lm_eval and the Python that has litellm")
@@ -188,6 +198,8 @@ def main() -> None:
         save_reranker(reranker_folder)
         with serve(str(reranker_folder), "--served-name=reranker") as reranker:
             check_litellm(tools, chat, reranker)
+    add_packages(tools)
+    check_sentence_transformers(serve)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from encoders.twins import FAMILIES, embed_alone, random_prompts, save_encoder, 
 from mizzen import LLM
 from mizzen.core.request import Pooling, Request
 from mizzen.core.sampling_params import SamplingParams
+from mizzen.engine.config import EngineOptions
 from mizzen.engine.encoders.executor import prompt_positions
+from mizzen.engine.encoders.loading import log_faster_precision
 from mizzen.engine.loading.memory_budget import MemoryShortage
 from mizzen.gateway.text.tokenizer import Tokenizer
 from mizzen.layers.rope import inverse_frequencies
@@ -79,6 +82,28 @@ def test_the_encoder_computes_in_bfloat16(tmp_path: Path, family: str) -> None:
     for vector, prompt in zip(vectors, prompts, strict=True):
         expected = torch.nn.functional.normalize(embed_alone(model, prompt, Pooling.CLS), dim=0)
         assert float(vector @ expected.numpy()) > 0.99
+
+
+@pytest.mark.parametrize(
+    ("options", "capability", "logged"),
+    [
+        ({}, "avx512_bf16", True),
+        ({}, "avx512_f", False),
+        ({"dtype": "float32"}, "avx512_bf16", False),
+        ({"device": "cuda"}, "avx512_bf16", False),
+    ],
+)
+def test_a_faster_precision_of_the_processor_is_logged(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    options: Any,
+    capability: str,
+    logged: bool,
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capability: True}, raising=False)
+    with caplog.at_level(logging.INFO):
+        log_faster_precision(EngineOptions(**{"model": "m", "device": "cpu", **options}))
+    assert ("--dtype bfloat16" in caplog.text) == logged
 
 
 def test_tensors_may_have_a_prefix_and_the_names_of_old_checkpoints(tmp_path: Path) -> None:
@@ -166,15 +191,30 @@ def test_a_step_that_does_not_fit_into_memory_is_refused(tmp_path: Path) -> None
         LLM(tmp_path, prefill_chunk_tokens=1 << 40, **OPTIONS)
 
 
-@pytest.mark.parametrize("place", ["option", "file"])
-def test_a_shorter_limit_of_prompts_is_kept(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize(
+    ("limit", "files"),
+    [
+        (7, {}),
+        (None, {"sentence_bert_config.json": {"max_seq_length": 7, "do_lower_case": False}}),
+        (None, {"sentence_bert_config.json": {}, "tokenizer_config.json": {"model_max_length": 7}}),
+    ],
+)
+def test_a_shorter_limit_of_prompts_is_kept(tmp_path: Path, limit: int | None, files: Any) -> None:
     save_encoder(tmp_path, "Bert")
-    if place == "file":
-        (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 7, "do_lower_case": false}')
-    with LLM(tmp_path, context_length=7 if place == "option" else None, **OPTIONS) as llm:
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    with LLM(tmp_path, context_length=limit, **OPTIONS) as llm:
         assert embed(llm, [[5] * 7], Pooling.MEAN).shape == (1, 32)
         with pytest.raises(ValueError, match="8 tokens"):
             llm.embed([[5] * 8])
+
+
+@pytest.mark.parametrize("limit", [10**30, 1e30, None, "512", 300])
+def test_a_tokenizer_without_a_limit_leaves_that_of_the_model(tmp_path: Path, limit: Any) -> None:
+    save_encoder(tmp_path, "Bert")
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": null}')
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": limit}))
+    assert read_config(tmp_path).context_length == 300
 
 
 @pytest.mark.parametrize(("family", "save"), [("Bert", save_wordpiece), ("XLMRoberta", save_unigram)])

@@ -28,7 +28,7 @@ MAX_BATCHES = 3000
 
 
 def draw_text(draw: random.Random, length: int) -> str:
-    """Return a text of different words in random order, of which at most one is a city."""
+    """Return a text of different words in random order; at most one is a city."""
     left_out = draw.choice(LABELS[1:])
     return " ".join(draw.sample([word for word in WORDS if word != left_out], length))
 

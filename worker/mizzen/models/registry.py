@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,9 @@ from mizzen.models.vision.fields import with_normalisation
 from mizzen.quantization.reader import load_fields
 
 SENTENCE_CONFIG = "sentence_bert_config.json"
-"""File in which sentence-transformers stores the limit of prompts."""
+"""File in which sentence-transformers stores the limit of prompts, up to version 5."""
+TOKENIZER_CONFIG = "tokenizer_config.json"
+"""File in which later versions of sentence-transformers store this limit, as `model_max_length`."""
 PREPROCESSOR_CONFIG = "preprocessor_config.json"
 """File in which Transformers stores how the pixels of images are resized and normalised."""
 READERS: dict[str, ConfigReader] = {
@@ -70,6 +73,10 @@ def limit_prompts(config: ModelConfig, folder: Path) -> ModelConfig:
     if not (folder / SENTENCE_CONFIG).is_file():
         return config
     limit = Fields.load(folder, SENTENCE_CONFIG).optional_integer("max_seq_length")
+    if limit is None and (folder / TOKENIZER_CONFIG).is_file():
+        stored = Fields.load(folder, TOKENIZER_CONFIG).values.get("model_max_length")
+        # Tokenizers without a limit have a very large number here, as an integer or in exponential notation.
+        limit = int(stored) if isinstance(stored, int | float) and 1 <= stored < math.inf else None
     return replace(config, context_length=min(config.context_length, limit or config.context_length))
 
 
