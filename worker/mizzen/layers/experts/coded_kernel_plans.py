@@ -23,9 +23,9 @@ class CodedFormat:
 
 FEW = FewRows(FewRowsTile(4, 1024, 4), FewRowsTile(2, 512, 4))
 ROWS_16 = GroupedTile(16, 64, 128, 4, 4, swap=True)
-ROWS_16_WIDE = GroupedTile(16, 128, 128, 4, 8, swap=True)
+ROWS_16_LARGE = GroupedTile(16, 128, 128, 4, 8, swap=True)
 ROWS_16_DEEP = GroupedTile(16, 64, 256, 3, 4, swap=True)
-ROWS_32_WIDE = GroupedTile(32, 128, 128, 4, 8, swap=True)
+ROWS_32_LARGE = GroupedTile(32, 128, 128, 4, 8, swap=True)
 ROWS_32_DEEP = GroupedTile(32, 64, 256, 3, 4, swap=True)
 ROWS_64 = Grouped(GroupedTile(64, 64, 128, 4, 4, swap=True), GroupedTile(64, 128, 128, 3, 8, swap=True))
 ROWS_128 = GroupedTile(128, 128, 128, 3, 8, swap=True)
@@ -43,7 +43,7 @@ CODED_PLANS: dict[CodedFormat, ExpertKernelPlan] = {
                 ),
             ),
             (11.31, Grouped(ROWS_16_DEEP, ROWS_16)),
-            (45.25, Grouped(GroupedTile(32, 64, 128, 4, 4, swap=True), ROWS_32_WIDE)),
+            (45.25, Grouped(GroupedTile(32, 64, 128, 4, 4, swap=True), ROWS_32_LARGE)),
             (math.inf, ROWS_64),
         ),
         library_rows=math.inf,
@@ -53,9 +53,9 @@ CODED_PLANS: dict[CodedFormat, ExpertKernelPlan] = {
         few_rows=FEW,
         few_tokens=1,
         grouped=(
-            (0.25, Grouped(ROWS_16, ROWS_16_WIDE)),
+            (0.25, Grouped(ROWS_16, ROWS_16_LARGE)),
             (11.31, Grouped(ROWS_16_DEEP, ROWS_16)),
-            (45.25, Grouped(ROWS_32_DEEP, ROWS_32_WIDE)),
+            (45.25, Grouped(ROWS_32_DEEP, ROWS_32_LARGE)),
             (math.inf, ROWS_64),
         ),
         library_rows=128,
