@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time to load a checkpoint with a tensor for each expert, compared with reading its files.
+"""Time to load a checkpoint with a tensor for each expert into main memory, compared with reading its files.
 
     python benchmarks/weights/small_tensors.py [FOLDER] [--width 96] [--rounds 3] [--json]
 
@@ -10,9 +10,7 @@ random bytes. Each round measures, one after the other, and before each of them 
 cache (those of a tmpfs stay in memory):
 
 - read: reading the files from their beginning to their end, in blocks of 16 MiB with 8 threads, into buffers
-- streamed: the way to GPUs (`mizzen.weights.stream`), with parameters in main memory: neighbouring tensors
-  are read together, and then copied
-- mapped: the way on CPUs, `load_checkpoint`, which maps the files and copies one tensor after the other
+- load: `load_checkpoint`, which reads neighbouring tensors together, straight into the parameters
 
 Building the model is not measured. Rates are those of the median round.
 """
@@ -43,7 +41,7 @@ from mizzen.models.hf_fields import Fields
 from mizzen.models.registry import read_model
 from mizzen.weights.checkpoint_files import INDEX, checkpoint_files
 from mizzen.weights.load import load_checkpoint
-from mizzen.weights.stream import BLOCK, FileRange, SafetensorsHeader, stream_to_device
+from mizzen.weights.stream import BLOCK, FileRange, stream_to_device
 
 FILE_BYTES = 256 << 20
 ELEMENT_BYTES = 2
@@ -127,22 +125,8 @@ def read_files(files: list[Path], into: torch.Tensor) -> None:
     stream_to_device(ranges, lambda _: None)
 
 
-def stream_model(files: list[Path], model: DecoderModel) -> None:
-    """Fill the model's parameters as those on a GPU are filled."""
-    targets = {target.name: target for target in model.targets()}
-    ranges: list[FileRange] = []
-    for path in files:
-        header = SafetensorsHeader(path)
-        for name in header.entries:
-            file_range = header.file_range(targets[name])
-            if file_range is None:
-                raise RuntimeError(f"{name} cannot be streamed")
-            ranges.append(file_range)
-    stream_to_device(ranges, lambda _: None)
-
-
-def map_model(folder: Path, model: DecoderModel) -> None:
-    """Fill the model's parameters as those on a CPU are filled."""
+def load_model(folder: Path, model: DecoderModel) -> None:
+    """Fill the model's parameters."""
     load_checkpoint(folder, model.targets(), tied=False, progress=lambda _, __: None)
 
 
@@ -153,8 +137,7 @@ def measure(folder: Path, config: ModelConfig, rounds: int) -> dict[str, list[fl
     buffer = torch.empty(max(path.stat().st_size for path in files), dtype=torch.uint8)
     ways: dict[str, Callable[[], None]] = {
         "read": lambda: read_files(files, buffer),
-        "streamed": lambda: stream_model(files, model),
-        "mapped": lambda: map_model(folder, model),
+        "load": lambda: load_model(folder, model),
     }
     for way in ways.values():  # allocates the pages of all parameters and buffers
         way()

@@ -55,8 +55,8 @@ def test_progress_counts_every_byte(folder: Path) -> None:
     assert [done for done, _ in progress] == sorted(done for done, _ in progress)
 
 
-def test_files_are_read_ahead_of_mapped_tensors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise small tensors are read from the disk page by page."""
+def test_files_are_read_ahead_of_converted_tensors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These are mapped, and would be read from the disk page by page; other tensors are streamed."""
     advised: list[tuple[str, int, int, int]] = []
 
     def advise(descriptor: int, start: int, length: int, advice: int) -> None:
@@ -64,6 +64,8 @@ def test_files_are_read_ahead_of_mapped_tensors(folder: Path, monkeypatch: pytes
 
     monkeypatch.setattr(os, "posix_fadvise", advise)
     load(folder)
+    assert advised == []
+    load(folder, dtype="bfloat16")
     assert advised == [(str(folder / "model.safetensors"), 0, 0, os.POSIX_FADV_WILLNEED)]
 
 

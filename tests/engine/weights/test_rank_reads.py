@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,8 +51,8 @@ def read_by(pieces: list[FileRange], size: int, monkeypatch: pytest.MonkeyPatch)
     """Stream file ranges; return how often each byte of the file was read, [size]."""
     counts = np.zeros(size, np.int64)
 
-    def read(descriptor: int, into: memoryview, start: int, path: Path) -> None:
-        counts[start : start + len(into)] += 1
+    def read(descriptor: int, parts: Sequence[memoryview], start: int, path: Path) -> None:
+        counts[start : start + sum(map(len, parts))] += 1
 
     monkeypatch.setattr(streaming, "read_exactly", read)
     monkeypatch.setattr(streaming, "THREADS", 1)  # incrementing the counts is not atomic

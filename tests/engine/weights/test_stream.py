@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -83,10 +85,10 @@ def test_neighbouring_tensors_are_read_together(
     monkeypatch.setattr(streaming, "BLOCK", block)
     count = 0
 
-    def read(descriptor: int, into: memoryview, start: int, path: Path) -> None:
+    def read(descriptor: int, parts: Sequence[memoryview], start: int, path: Path) -> None:
         nonlocal count
         count += 1
-        read_exactly(descriptor, into, start, path)
+        read_exactly(descriptor, parts, start, path)
 
     read_exactly = streaming.read_exactly
     monkeypatch.setattr(streaming, "read_exactly", read)
@@ -104,6 +106,36 @@ def test_neighbouring_tensors_are_read_together(
     stream_to_device([piece for piece in pieces if piece is not None], sizes.append)
     assert (count, sum(sizes)) == (reads, 30_000)
     assert all(torch.equal(each.destination, contents[each.name]) for each in targets)
+
+
+@pytest.mark.parametrize(("most", "parts"), [(1, 1024), (700, 1024), (1 << 30, 3)])
+def test_short_reads_are_continued(
+    most: int, parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read returns at most `most` bytes, and fills at most `parts` tensors, of which some are empty."""
+
+    def read(descriptor: int, into: Sequence[memoryview], start: int) -> int:
+        assert len(into) <= parts
+        content = os.pread(descriptor, most, start)
+        done = 0
+        for part in into:
+            taken = content[done : done + len(part)]
+            part[: len(taken)] = taken
+            done += len(taken)
+        return done
+
+    content = bytes(range(256)) * 8
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    monkeypatch.setattr(os, "preadv", read)
+    monkeypatch.setattr(streaming, "MAX_PARTS", parts)
+    sizes = [1, 0, 0, 999, 3, 5, 700, 0]
+    found = [bytearray(size) for size in sizes]
+    with path.open("rb") as file:
+        streaming.read_exactly(file.fileno(), [memoryview(part) for part in found], 7, path)
+        assert b"".join(found) == content[7 : 7 + sum(sizes)]
+        with pytest.raises(OSError, match="x ends at byte 2048"):
+            streaming.read_exactly(file.fileno(), [memoryview(bytearray(2000))], 100, path)
 
 
 def test_converted_and_strided_targets_have_no_file_range(

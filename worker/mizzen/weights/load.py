@@ -72,7 +72,8 @@ def is_ignorable(name: str, tied: bool, names: TensorNames) -> bool:
 def read_ahead(path: Path) -> None:
     """Let the operating system begin to read a whole file into its page cache.
 
-    Without this, a mapped file is read page by page from the disk, in the order in which tensors are copied.
+    Without this, a mapped file is read page by page from the disk, in the order in which tensors are
+    converted.
 
     Raises:
         OSError: the file cannot be opened.
@@ -106,11 +107,6 @@ class WantedTensors:
     def missing(self) -> list[str]:
         """Return the names of the remaining tensors that a checkpoint must have."""
         return [name for name, group in self.groups.items() if not all(target.optional for target in group)]
-
-    def has_target_on_host(self) -> bool:
-        """Return whether any target is in the memory of the host."""
-        targets = (target for group in self.groups.values() for target in group)
-        return any(target.destination.device.type == "cpu" for target in targets)
 
     def size(self) -> int:
         """Return the size of the remaining targets in bytes."""
@@ -163,11 +159,9 @@ def load_checkpoint(
             return False
         return not file.get_tensor(stored_name).float().any()
 
-    mapped = wanted.has_target_on_host()
     for path in checkpoint_files(folder):
         with open_safetensors(path) as (header, file):
-            if mapped:
-                read_ahead(path)
+            ahead = False
             for name in file.keys():  # noqa: SIM118 (not a mapping)
                 own = own_name(name, part)
                 if own is None:
@@ -178,18 +172,22 @@ def load_checkpoint(
                         unexpected.append(name)
                     continue
                 source = file.get_slice(name)
-                for target in (replace(member, name=name) for member in group):
+                for target in (
+                    member if member.name == name else replace(member, name=name) for member in group
+                ):
                     check_tensor(path, source, target)
                     if not target.destination.numel():
                         continue
                     if target.staging is not None:
                         staged.append(StagedTensor(header, target))
                         continue
-                    streamed = target.destination.device.type == "cuda" and target.shape
-                    file_range = header.file_range(target) if streamed else None
+                    file_range = header.file_range(target) if target.shape else None
                     if file_range is not None:
                         file_ranges.append(file_range)
                         continue
+                    if not ahead and target.destination.device.type == "cpu":
+                        read_ahead(path)
+                        ahead = True
                     target.destination.copy_(read_shard(source, target))
                     count(target_bytes(target))
     wrong = {"missing": wanted.missing(), "unexpected": unexpected}

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams byte ranges of files to a GPU through pinned memory, with several threads.
+"""Streams byte ranges of files to a GPU through pinned memory, or into main memory, with several threads.
 
-Each thread reads blocks with `preadv`, which releases the interpreter lock, into its own pinned buffers. The
-GPU copies one buffer while the thread reads the next block into another buffer.
+Each thread reads blocks with `preadv`, which releases the interpreter lock. For a GPU, it reads into its own
+pinned buffers, and the GPU copies one buffer while the thread reads the next block into another buffer. In
+main memory, it reads straight into the tensors: copies by PyTorch would wait for several threads for each
+tensor, which takes long on busy cores.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,8 @@ BUFFERS_PER_THREAD = 2
 SHORT_RUN = 8 << 10
 """Length in bytes below which runs are not read one by one, because a read takes longer than the bytes
 between two runs."""
+MAX_PARTS = 1024
+"""Maximum number of places in memory that one read fills (IOV_MAX of Linux)."""
 MAX_STRIDES = 16
 """Maximum distance of short runs, in runs, up to which the bytes between them are read, too."""
 DTYPES = {
@@ -58,26 +61,33 @@ class FileRange:
     """Number of bytes from the start of one run to the start of the next."""
 
     @property
+    def size(self) -> int:
+        """Number of bytes to copy."""
+        return self.destination.numel()
+
+    @property
     def reads_gaps(self) -> bool:
         """Whether the bytes between runs are read as well, so that one read suffices for many runs."""
         return 0 < self.run_bytes < SHORT_RUN and self.stride <= MAX_STRIDES * self.run_bytes
 
-    def read(self, descriptor: int, buffer: np.ndarray) -> None:
-        """Fill the beginning of `buffer`, uint8 [`BLOCK`], with the bytes from an open file.
+    def read(self, descriptor: int, into: np.ndarray, buffer: np.ndarray) -> None:
+        """Fill `into`, uint8 of the size of the destination, with the bytes from an open file.
+
+        The bytes between runs are read into `buffer`, uint8 [`BLOCK`], whose beginning may be `into`.
 
         Raises:
             OSError: the file cannot be read, or is truncated.
         """
-        size = len(self.destination)
+        size = len(into)
         run = self.run_bytes or size
         if not self.reads_gaps:
             for index, first in enumerate(range(0, size, run)):
-                into = buffer[first : first + run].data
-                read_exactly(descriptor, into, self.start + index * self.stride, self.path)
+                part = into[first : first + run].data
+                read_exactly(descriptor, [part], self.start + index * self.stride, self.path)
             return
         count = size // run
-        read_exactly(descriptor, buffer[: (count - 1) * self.stride + run].data, self.start, self.path)
-        buffer[:size].reshape(count, run)[:] = as_strided(buffer, (count, run), (self.stride, 1))
+        read_exactly(descriptor, [buffer[: (count - 1) * self.stride + run].data], self.start, self.path)
+        into.reshape(count, run)[:] = as_strided(buffer, (count, run), (self.stride, 1))
 
 
 class SafetensorsHeader:
@@ -136,7 +146,7 @@ def split_into_blocks(file_ranges: list[FileRange]) -> Iterator[FileRange]:
         space = file_range.stride if file_range.reads_gaps else file_range.run_bytes
         runs = max(1, BLOCK // space) if space else 0
         step = runs * file_range.run_bytes or BLOCK
-        for first in range(0, len(file_range.destination), step):
+        for first in range(0, file_range.size, step):
             start = first // file_range.run_bytes * file_range.stride if file_range.run_bytes else first
             part = file_range.destination[first : first + step]
             yield FileRange(
@@ -152,7 +162,7 @@ def join_neighbours(blocks: Iterable[FileRange]) -> Iterator[list[FileRange]]:
     joined: list[FileRange] = []
     size = 0
     for block in sorted(blocks, key=lambda block: (str(block.path), block.start)):
-        length = len(block.destination)
+        length = block.size
         follows = (
             bool(joined)
             and joined[-1].path == block.path
@@ -169,21 +179,27 @@ def join_neighbours(blocks: Iterable[FileRange]) -> Iterator[list[FileRange]]:
         yield joined
 
 
-def read_blocks(descriptor: int, blocks: list[FileRange], buffer: np.ndarray) -> None:
-    """Fill the beginning of `buffer`, uint8 [`BLOCK`], with the bytes of neighbouring blocks of an open file.
+def read_blocks(
+    descriptor: int, blocks: list[FileRange], into: Sequence[np.ndarray], buffer: np.ndarray
+) -> None:
+    """Fill `into`, one uint8 array for each of several neighbouring blocks of an open file, with their bytes.
+
+    For `buffer` see `FileRange.read`.
 
     Raises:
         OSError: the file cannot be read, or is truncated.
     """
     if len(blocks) == 1:
-        blocks[0].read(descriptor, buffer)
-        return
-    size = sum(len(block.destination) for block in blocks)
-    read_exactly(descriptor, buffer[:size].data, blocks[0].start, blocks[0].path)
+        blocks[0].read(descriptor, into[0], buffer)
+    else:
+        read_exactly(descriptor, [part.data for part in into], blocks[0].start, blocks[0].path)
 
 
 class ThreadBuffers(threading.local):
-    """Pinned buffers and CUDA stream of a reader thread; each thread gets its own."""
+    """Buffers of a reader thread, and its CUDA stream if the device is a GPU; each thread gets its own.
+
+    Buffers for a GPU are pinned. For main memory, they take no memory until `FileRange.read` needs one.
+    """
 
     def __init__(self, device: torch.device) -> None:
         cuda = device.type == "cuda"
@@ -197,42 +213,54 @@ class ThreadBuffers(threading.local):
         self.next_buffer = 0
 
     def copy_blocks(self, descriptor: int, blocks: list[FileRange]) -> int:
-        """Read neighbouring blocks of an open file and start their copies to the device; return their size.
+        """Read neighbouring blocks of an open file to their destinations; return their size.
+
+        The copies to a GPU may still run afterwards.
 
         Raises:
             OSError: the file cannot be read, or is truncated.
         """
+        sizes = [block.size for block in blocks]
+        if self.stream is None:
+            into = [block.destination.numpy() for block in blocks]
+            read_blocks(descriptor, blocks, into, self.buffers[0].numpy())
+            return sum(sizes)
         self.next_buffer = (self.next_buffer + 1) % BUFFERS_PER_THREAD
         if (event := self.copied[self.next_buffer]) is not None:
             event.synchronize()
         buffer = self.buffers[self.next_buffer]
-        read_blocks(descriptor, blocks, buffer.numpy())
-        sizes = [len(block.destination) for block in blocks]
         parts = buffer[: sum(sizes)].split(sizes)
-        with torch.inference_mode(), torch.cuda.stream(self.stream) if self.stream else nullcontext():
+        read_blocks(descriptor, blocks, [part.numpy() for part in parts], buffer.numpy())
+        with torch.inference_mode(), torch.cuda.stream(self.stream):
             for block, part in zip(blocks, parts, strict=True):
-                block.destination.copy_(part, non_blocking=self.stream is not None)
-        if self.stream is not None:
-            self.copied[self.next_buffer] = self.stream.record_event()
+                block.destination.copy_(part, non_blocking=True)
+        self.copied[self.next_buffer] = self.stream.record_event()
         return sum(sizes)
 
 
-def read_exactly(descriptor: int, into: memoryview, start: int, path: Path) -> None:
-    """Fill `into` with the bytes of an open file from offset `start` on; `path` is for the error message.
+def read_exactly(descriptor: int, parts: Sequence[memoryview], start: int, path: Path) -> None:
+    """Fill `parts`, one after the other, with the bytes of an open file from offset `start` on.
+
+    `path` is for the error message.
 
     Raises:
         OSError: the file cannot be read, or is truncated.
     """
-    done = 0
-    while done < len(into):
-        count = os.preadv(descriptor, [into[done:]], start + done)
+    first, filled = 0, 0  # the first part that is not full, and its number of bytes that are
+    while first < len(parts):
+        following = parts[first + 1 : first + MAX_PARTS]
+        count = os.preadv(descriptor, [parts[first][filled:], *following], start)
         if not count:
-            raise OSError(f"{path} ends at byte {start + done}, in the middle of a tensor")
-        done += count
+            raise OSError(f"{path} ends at byte {start}, in the middle of a tensor")
+        start += count
+        filled += count
+        while first < len(parts) and filled >= len(parts[first]):
+            filled -= len(parts[first])
+            first += 1
 
 
 def stream_to_device(file_ranges: list[FileRange], done: Callable[[int], None]) -> None:
-    """Copy file ranges to their destinations, which must all be on one device.
+    """Copy file ranges to their destinations, which must all be on one device, or all in main memory.
 
     After each read, `done` is called with its size in bytes.
 
