@@ -11,8 +11,8 @@ import pytest
 import tensor_kit
 import torch
 import transformers
+from checkpoint_kit import checkpoint_log_probabilities
 from logprob_check import SIZES
-from quantized_kit import quantized_log_probabilities
 from tensor_kit import run_in_process
 
 from family_twins import save_random_model
@@ -35,7 +35,7 @@ def test_two_ranks_equal_one(name: str, tmp_path: Path) -> None:
     folder = quantize_twin(source, tmp_path / "twin", FORMATS[name]).folder
     with ThreadPoolExecutor(2) as pool:  # most of the time, the processes start
         one, two = pool.map(
-            lambda ranks: np.concatenate(run_in_process(quantized_log_probabilities, folder, ranks)), (1, 2)
+            lambda ranks: np.concatenate(run_in_process(checkpoint_log_probabilities, folder, ranks)), (1, 2)
         )
     differences = np.abs(one - two)
     print(f"{name}: {differences.mean():.4f} {differences.max():.3f}")
