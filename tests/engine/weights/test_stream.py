@@ -112,7 +112,7 @@ def test_neighbouring_tensors_are_read_together(
 def test_short_reads_are_continued(
     most: int, parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A read returns at most `most` bytes, and fills at most `parts` tensors, of which some are empty."""
+    """A read returns at most `most` bytes, and fills at most `parts` tensors; some are empty."""
 
     def read(descriptor: int, into: Sequence[memoryview], start: int) -> int:
         assert len(into) <= parts

@@ -20,7 +20,7 @@ Array = TypeVar("Array", Int32, torch.Tensor)
 
 
 class PackedSections(NamedTuple, Generic[Array]):
-    """Sections of the buffer, in their order; those that a model does not need are empty."""
+    """Sections of the buffer, in their order; a model leaves some of them empty."""
 
     host_tokens: Array
     """Token ids [tokens]; -1 for decodes, whose tokens only the device knows."""
