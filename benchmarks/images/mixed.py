@@ -8,8 +8,8 @@ one new image each, then prompts of text alone. Goal: p99 between tokens is at m
 images arrive than the GPU can take (--rate 100 --seconds 0.6); at a lower rate, the shortest steps have no
 prefill, and the longest take `max_step_milliseconds`. Then the same images arrive again: none of them may be
 decoded or encoded, and 99 % of the tokens that the prefix cache can hold must come from it. At the end, the
-prompts of text arrive again when some streams have images in their prompts, whose rotary positions differ from
-other positions.
+prompts of text arrive again when some streams have images in their prompts, whose rotary positions differ
+from other positions.
 """
 
 from __future__ import annotations
