@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An embedding model and a classifier behind a shared gateway with a chat model, on a real API server."""
+"""An embedding model, a reranker and a classifier share a gateway with a chat model, on a real API server."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from local_node_kit import Space, eventually
 
 from demo_model import QUESTION, trained_answer
+from encoders.twins import save_encoder, save_wordpiece
 from family_twins import save_twin
 
 ROOT = Path(__file__).parents[3]
@@ -26,13 +27,16 @@ pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster-demo")]
 
 @pytest.fixture
 def models() -> Iterator[dict[str, str]]:
-    """Yield the sources of three models by the name of their service; two of them are random twins."""
+    """Yield the sources of models by the names of their services; all but the chat model are random twins."""
     # Pods do not see the host's /tmp: each of them gets an empty one.
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="mizzen-") as folder:
-        embed, classify = Path(folder) / "embed", Path(folder) / "classify"
+        embed, classify, rerank = (Path(folder) / name for name in ("embed", "classify", "rerank"))
         save_twin(embed, "qwen3", head="Model", max_position_embeddings=512, **TOKENS)
         head = "ForSequenceClassification"
         save_twin(classify, "qwen3", head=head, max_position_embeddings=512, id2label=LABELS, **TOKENS)
+        rerank.mkdir()
+        save_encoder(rerank, "Bert", head, num_labels=1)
+        save_wordpiece(rerank)
         for name in TOKENIZER:
             shutil.copy(ROOT / "models/demo" / name, embed)
             shutil.copy(ROOT / "models/demo" / name, classify)
@@ -41,6 +45,7 @@ def models() -> Iterator[dict[str, str]]:
             "chat": "file:///opt/mizzen/models/demo",
             "embed": f"file://{embed}",
             "classify": f"file://{classify}",
+            "rerank": f"file://{rerank}",
         }
 
 
@@ -60,7 +65,8 @@ def test_models_of_all_tasks_share_a_gateway(space: Space, models: dict[str, str
         head, *rows = space.kubectl("get", "infsvc").splitlines()
         return {row.split()[0]: row[head.index("TASK") :].split()[0] for row in rows}
 
-    eventually(lambda: shown() == {"chat": "generate", "embed": "embed", "classify": "classify"})
+    tasks = {"chat": "generate", "embed": "embed", "classify": "classify", "rerank": "classify"}
+    eventually(lambda: shown() == tasks)
     url = space.cluster.url("chat", space.name)
     client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
     answer = client.chat.completions.create(
@@ -75,6 +81,11 @@ def test_models_of_all_tasks_share_a_gateway(space: Space, models: dict[str, str
             "rerank", json={"model": "embed", "query": "A ship", "documents": ["A pod", "A ship"]}
         )
         assert ranked.json()["results"][0]["index"] == 1
+        documents = ["paris", "berlin is the capital"]
+        answer = http.post("rerank", json={"model": "rerank", "query": "which city", "documents": documents})
+        scores = {item["index"]: item["relevance_score"] for item in answer.json()["results"]}
+        assert sorted(scores) == [0, 1]
+        assert scores[0] != scores[1]
         classified = http.post("classify", json={"model": "classify", "input": "A ship"}).json()["data"][0]
     assert classified["label"] in LABELS.values()
     assert sum(classified["probs"]) == pytest.approx(1)

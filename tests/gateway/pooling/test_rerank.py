@@ -101,10 +101,10 @@ async def test_options_of_results(post: Any, engine: Any) -> None:
     )
     assert [item["index"] for item in response.json()["results"]] == [1]
     assert "document" not in response.json()["results"][0]
-    logits = await post(
-        engine, "/rerank", query=QUERY, documents=DOCUMENTS, activation=False, return_documents=False
-    )
-    assert [item["relevance_score"] for item in logits.json()["results"]] == pytest.approx([1, -1])
+    for name in ("activation", "use_activation", "apply_softmax"):
+        body = {"query": QUERY, "documents": DOCUMENTS, "return_documents": False, name: False}
+        logits = await post(engine, "/rerank", **body)
+        assert [item["relevance_score"] for item in logits.json()["results"]] == pytest.approx([1, -1])
 
 
 @pytest.mark.parametrize("limit", [80, 95])

@@ -69,6 +69,7 @@ class RerankRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     activation: Annotated[
         bool | None, doc("Whether scores of a reranker are probabilities (default) or, with false, logits.")
     ] = None
+    use_activation: Annotated[bool | None, doc("Other name of `activation`, as in vLLM.")] = None
     apply_softmax: Annotated[bool | None, doc("Other name of `activation`, as in SGLang.")] = None
     priority: Annotated[Priority | None, doc("As in chat completions.")] = None
     user: Annotated[str | None, doc("Accepted, not used.")] = None
@@ -160,7 +161,7 @@ class RerankHandler:
             instruction=request.instruction,
             max_document_tokens=request.max_tokens_per_doc,
             truncate=request.truncate_prompt_tokens,
-            activation=False not in (request.activation, request.apply_softmax),
+            activation=False not in (request.activation, request.use_activation, request.apply_softmax),
             ignored=ignored,
         )
         scored = await score_documents(self._gateway, scope, options, request.query, texts)
