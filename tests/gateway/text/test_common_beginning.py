@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -46,6 +47,10 @@ def make_tokenizer(kind: str) -> CountingTokenizer:
     return CountingTokenizer.from_files({"tokenizer.json": tokenizer.to_str().encode()})
 
 
+def encode(encoder: PrefixEncoder, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+    return [ids.tolist() for ids in encoder.encode(texts, add_special_tokens=add_special_tokens)]
+
+
 @pytest.mark.parametrize("add_special_tokens", [True, False])
 @pytest.mark.parametrize("kind", ["bytes", "spaces"])
 def test_tokens_equal_those_of_each_text(kind: str, add_special_tokens: bool) -> None:
@@ -54,16 +59,16 @@ def test_tokens_equal_those_of_each_text(kind: str, add_special_tokens: bool) ->
     for prefix in (PREFIX, PREFIX.rstrip(), "Which ", "x" * 3000, " " * 3000, PREFIX + "一二三", 2 * PREFIX):
         texts = [prefix + ending for ending in ENDINGS]
         expected = [tokenizer.encode(text, add_special_tokens) for text in texts]
-        assert encoder.encode(texts, add_special_tokens=add_special_tokens) == expected
+        assert encode(encoder, texts, add_special_tokens) == expected
         for text, ids in zip(texts, expected, strict=True):
-            assert encoder.encode([text], add_special_tokens=add_special_tokens) == [ids]
+            assert encode(encoder, [text], add_special_tokens) == [ids]
 
 
 def test_beginnings_with_and_without_special_tokens_are_kept_apart() -> None:
     tokenizer = make_tokenizer("bytes")
     encoder = PrefixEncoder(tokenizer)
     for special in (True, False, True, False):
-        assert encoder.encode([PREFIX], add_special_tokens=special) == [tokenizer.encode(PREFIX, special)]
+        assert encode(encoder, [PREFIX], special) == [tokenizer.encode(PREFIX, special)]
 
 
 def test_a_long_beginning_is_tokenized_once() -> None:
@@ -86,7 +91,7 @@ def test_forks_of_a_text_share_its_tokens() -> None:
     encoder = PrefixEncoder(tokenizer)
     for fork in range(8):
         text = f"{PREFIX}{fork} {PREFIX[:400]}"
-        assert encoder.encode([text]) == [tokenizer.encode(text)]
+        assert encode(encoder, [text]) == [tokenizer.encode(text)]
     assert tokenizer.characters < 4 * len(PREFIX) + 8 * 1000
 
 
@@ -116,7 +121,8 @@ def test_common_beginnings() -> None:
     assert common_beginning.common_beginning(["abc", "ab", "b"]) == ""
     for size in (255, 256, 257, 700):
         assert len(common_beginning.common_beginning(["a" * size, "a" * size + "b"])) == size
-        assert common_beginning.common_beginning([[1] * size + [2], [1] * size + [3, 4]]) == [1] * size
+        assert common_beginning.count_common_tokens([[1] * size + [2], [1] * size + [3, 4]]) == size
+        assert common_beginning.count_common_tokens([np.ones(size, np.int32), [1] * size + [2]]) == size
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,14 @@ class MirroredArray:
     def write(self, index: tuple[NDArray[Any], ...], values: NDArray[Any]) -> None:
         """Set elements on host and device; if an element is written several times, the last value wins.
 
+        Nothing is copied if all elements have these values already, as most sampling parameters do.
+
         Args:
             index: Integer arrays [n], one per indexed dimension.
             values: New values.
         """
+        if np.array_equal(self.host[index], values):
+            return
         self.host[index] = values
         if not self.shared:
             device_index = tuple(self.upload(part.astype(np.int64)) for part in index)

@@ -12,7 +12,7 @@ import httpx
 
 from mizzen.core.sampling_params import SamplingParams
 from mizzen.gateway.openai.sampling_fields import completion_fields
-from mizzen.gateway.text.common_beginning import PrefixEncoder
+from mizzen.gateway.text.common_beginning import PrefixEncoder, TokenIds
 from mizzen.gateway.text.template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ class LlmBackend:
         self._llm, self._encoder = llm, PrefixEncoder(llm.tokenizer)
         self._template = ChatTemplate.load(llm.options.model)
         self._thread, self._running = ThreadPoolExecutor(1), asyncio.Lock()
-        self._waiting: list[tuple[list[int], SamplingParams]] = []
+        self._waiting: list[tuple[TokenIds, SamplingParams]] = []
         self._next_batch: asyncio.Task[Sequence[Completion | Exception]]
 
-    async def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+    async def encode(self, prompts: Sequence[Prompt]) -> Sequence[TokenIds]:
         """Return the token ids of prompts; each ends with the text of its last turn."""
         if not prompts[0][0]["role"]:
             return self._encoder.encode([turns[0]["content"] for turns in prompts])
@@ -52,16 +52,16 @@ class LlmBackend:
         texts = [self._template.render(**template_arguments(turns)) for turns in prompts]
         return self._encoder.encode(texts, add_special_tokens=False)
 
-    async def generate(self, prompt: list[int], params: SamplingParams, session: str) -> str:
+    async def generate(self, prompt: TokenIds, params: SamplingParams, session: str) -> str:
         """Return the text that the model generates after a prompt."""
         return (await self._run(prompt, params)).text
 
-    async def score(self, prompt: list[int], start: int, session: str) -> float:
+    async def score(self, prompt: TokenIds, start: int, session: str) -> float:
         """Return the sum of the log probabilities of a prompt's tokens from position `start` > 0 on."""
         params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, prompt_logprobs_from=start)
         return sum(token.logprob for token in (await self._run(prompt, params)).prompt_logprobs or ())
 
-    async def _run(self, prompt: list[int], params: SamplingParams) -> Completion:
+    async def _run(self, prompt: TokenIds, params: SamplingParams) -> Completion:
         if not self._waiting:
             self._next_batch = asyncio.create_task(self._run_waiting())
         batch, index = self._next_batch, len(self._waiting)
@@ -77,7 +77,7 @@ class LlmBackend:
             batch, self._waiting = self._waiting, []
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._run_batch, batch)
 
-    def _run_batch(self, batch: list[tuple[list[int], SamplingParams]]) -> Sequence[Completion | Exception]:
+    def _run_batch(self, batch: list[tuple[TokenIds, SamplingParams]]) -> Sequence[Completion | Exception]:
         """Run a batch; if it is rejected, run each of its requests alone, so that only the cause fails."""
         try:
             return self._llm.generate([prompt for prompt, _ in batch], [params for _, params in batch])
@@ -106,12 +106,12 @@ class HttpBackend:
         answers = await asyncio.gather(*(self._post("/tokenize", body) for body in bodies))
         return [answer["tokens"] for answer in answers]
 
-    async def generate(self, prompt: list[int], params: SamplingParams, session: str) -> str:
+    async def generate(self, prompt: TokenIds, params: SamplingParams, session: str) -> str:
         """Return generated text; see `LlmBackend`."""
         body = {"prompt": prompt, **completion_fields(params)}
         return (await self._post("/v1/completions", body, session))["choices"][0]["text"]
 
-    async def score(self, prompt: list[int], start: int, session: str) -> float:
+    async def score(self, prompt: TokenIds, start: int, session: str) -> float:
         """Return a sum of log probabilities; see `LlmBackend`."""
         body = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 0, "prompt_logprobs_from": start}
         answer = await self._post("/v1/completions", body, session)

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mizzen.core.sampling_params import Grammar, GrammarKind, SamplingParams, choice_grammar
-from mizzen.gateway.text.common_beginning import common_beginning
+from mizzen.gateway.text.common_beginning import count_common_tokens
 from mizzen.lang.backends import HttpBackend, LlmBackend, Prompt
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ async def choose(backend: Backend, turns: Prompt, session: str, choices: Sequenc
     *before, last = turns
     endings = [{**last, "content": last["content"] + text} for text in ("", *choices)]
     base, *prompts = await backend.encode([[*before, ending] for ending in endings])
-    start = max(1, len(common_beginning([base, *prompts])))
+    start = max(1, count_common_tokens([base, *prompts]))
     scores = await asyncio.gather(*(backend.score(prompt, start, session) for prompt in prompts))
     if by_gain:
         alone = [[prompt[0], *prompt[start:]] for prompt in prompts]

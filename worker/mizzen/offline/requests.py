@@ -20,8 +20,8 @@ from mizzen.images.types import ImageRules, InvalidImage
 from mizzen.offline.batch import BatchEntry
 from mizzen.offline.image_prompts import ImagePrompt, PreparedImages, prepare_images
 
-Prompts = Sequence[str] | Sequence[Sequence[int]]
-"""Prompts as texts or as lists of token ids."""
+Prompts = Sequence[str] | Sequence[Sequence[int] | Int32]
+"""Prompts as texts, or as lists or arrays of token ids."""
 GenerationPrompts = Prompts | Sequence[ImagePrompt]
 """Prompts, possibly with images."""
 
@@ -81,7 +81,7 @@ class RequestBuilder:
         ]
 
     def _build_entry(
-        self, index: int, prompt: str | Sequence[int] | ImagePrompt, params: SamplingParams
+        self, index: int, prompt: str | Sequence[int] | Int32 | ImagePrompt, params: SamplingParams
     ) -> BatchEntry:
         prepared = self._prepare(index, prompt)
         if fault := params.token_fault(self._info.vocab_size):
@@ -100,7 +100,7 @@ class RequestBuilder:
             )
         return BatchEntry(request, stream, prepared.files)
 
-    def _prepare(self, index: int, prompt: str | Sequence[int] | ImagePrompt) -> PreparedImages:
+    def _prepare(self, index: int, prompt: str | Sequence[int] | Int32 | ImagePrompt) -> PreparedImages:
         """Tokenize and check a prompt, and prepare its images.
 
         Raises:
@@ -119,7 +119,7 @@ class RequestBuilder:
         self._check_length(index, len(prepared.ids))
         return prepared
 
-    def _token_ids(self, index: int, prompt: str | Sequence[int]) -> Int32:
+    def _token_ids(self, index: int, prompt: str | Sequence[int] | Int32) -> Int32:
         """Tokenize a prompt if it is text, check its length and ids, and return the token ids.
 
         Raises:

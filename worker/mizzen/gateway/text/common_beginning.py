@@ -5,18 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
+import numpy as np
+
+from mizzen.core.request import Int32
 from mizzen.gateway.text.tokenizer import Tokenizer
 
-Prefix = TypeVar("Prefix", str, list[int])
+TokenIds = Sequence[int] | Int32
+"""Ids of the tokens of a text, as numbers or as int32 [n]."""
 LEAST_CHARACTERS = 1024
 """Number of common characters from which it pays to tokenize them once."""
 TAIL_CHARACTERS = 128
 """Minimum number of common characters that are tokenized with each text, because the text that follows may
 change the tokens before it."""
-COMPARED_ITEMS = 256
-"""Number of characters or token ids that are compared at once."""
+COMPARED_CHARACTERS = 256
+"""Number of characters that are compared at once."""
 MAX_BEGINNINGS = 16
 """Maximum number of beginnings whose tokens an encoder keeps."""
 
@@ -28,8 +31,8 @@ class Beginning:
     source: str
     end: int
     """Number of characters that the tokens cover."""
-    ids: list[int]
-    """Token ids of `source[:end]`, after the special tokens at the begin of a prompt."""
+    ids: Int32
+    """Token ids of `source[:end]`, after the special tokens at the begin of a prompt, int32 [n]."""
     add_special_tokens: bool
 
     def fits(self, text: str) -> bool:
@@ -49,8 +52,8 @@ class PrefixEncoder:
         self._tokenizer = tokenizer
         self._beginnings: list[Beginning] = []  # the most recently used one is the last
 
-    def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Return the token ids of each text."""
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[Int32]:
+        """Return the token ids of each text, int32 [n]."""
         common = common_beginning(texts)
         known = self._find(common, add_special_tokens)
         if len(common) - known.end >= LEAST_CHARACTERS:
@@ -59,12 +62,12 @@ class PrefixEncoder:
             longest = max(shared, key=len, default="")
             known = self._extend(known, longest if len(longest) - known.end >= LEAST_CHARACTERS else common)
         rests = [text[known.end :] for text in texts]
-        special = add_special_tokens and not known.end
-        return [known.ids + rest for rest in self._tokenizer.encode_batch(rests, special)]
+        ids = self._tokenizer.encode_batch(rests, add_special_tokens and not known.end)
+        return [join_ids(known.ids, rest) for rest in ids]
 
     def _find(self, text: str, add_special_tokens: bool) -> Beginning:
         """Return the longest known beginning of a text, possibly an empty one."""
-        empty = Beginning("", 0, [], add_special_tokens)
+        empty = Beginning("", 0, np.empty(0, np.int32), add_special_tokens)
         same = [each for each in self._beginnings if each.add_special_tokens == add_special_tokens]
         found = max((each for each in same if each.fits(text)), key=lambda each: each.end, default=empty)
         if found.end:
@@ -85,17 +88,30 @@ class PrefixEncoder:
         [ids] = self._tokenizer.encode_batch([text[known.end :]], special)
         if ids[-len(tail) :] != tail:
             return known
-        beginning = Beginning(text, end, known.ids + ids[: -len(tail)], known.add_special_tokens)
+        beginning = Beginning(text, end, join_ids(known.ids, ids[: -len(tail)]), known.add_special_tokens)
         self._beginnings = [*self._beginnings[1 - MAX_BEGINNINGS :], beginning]
         return beginning
 
 
-def common_beginning(texts: Sequence[Prefix]) -> Prefix:
-    """Return the longest text, or the longest list of token ids, with which all texts or lists begin."""
+def join_ids(beginning: Int32, rest: list[int]) -> Int32:
+    """Return the token ids of a beginning and those after it, int32 [n]."""
+    return np.concatenate((beginning, np.array(rest, np.int32)))
+
+
+def count_common_tokens(prompts: Sequence[TokenIds]) -> int:
+    """Return the number of token ids with which all prompts begin."""
+    shortest = min(map(len, prompts))
+    table = np.array([prompt[:shortest] for prompt in prompts], np.int32)
+    differ = (table != table[0]).any(axis=0)
+    return int(differ.argmax()) if differ.any() else shortest
+
+
+def common_beginning(texts: Sequence[str]) -> str:
+    """Return the longest text with which all texts begin."""
     first, last = min(texts), max(texts)  # all others begin with what these two have in common
-    end, begin = min(len(first), len(last)), 0
-    while begin < end and first[begin : begin + COMPARED_ITEMS] == last[begin : begin + COMPARED_ITEMS]:
-        begin += COMPARED_ITEMS
+    end, begin, block = min(len(first), len(last)), 0, COMPARED_CHARACTERS
+    while begin < end and first[begin : begin + block] == last[begin : begin + block]:
+        begin += block
     while begin < end and first[begin] == last[begin]:
         begin += 1
     return first[: min(begin, end)]
