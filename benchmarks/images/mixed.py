@@ -313,11 +313,12 @@ def main() -> None:
     parser.add_argument(
         "--max-step-milliseconds", type=number, default=25.0, help="target duration of steps with prefill"
     )
+    parser.add_argument("--tensor", type=positive, default=1, help="GPUs that share the model")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     args = parser.parse_args()
     require_device(args.device)
     options: dict[str, Any] = {
-        "tensor": 1,
+        "tensor": args.tensor,
         "load_format": "dummy",
         "skip_tokenizer": True,
         "context_length": 24_576,
