@@ -97,12 +97,14 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coded_kernel_plans, "CODED_PLANS", PLANS)
 
 
-def make_layer(name: str, folder: Path, mesh: Mesh, *, fused: bool) -> SparseMLP:
+def make_layer(
+    name: str, folder: Path, mesh: Mesh, *, fused: bool, counts_experts: bool = False
+) -> SparseMLP:
     """Return a layer with random weights, which are the same in each call."""
     (folder / "config.json").write_text(json.dumps(SIZES | MODELS[name]))
     config = read_config(folder)
     assert config.experts is not None
-    build = BuildContext(device=DEVICE, dtype=DTYPE, mesh=mesh, fused=fused)
+    build = BuildContext(device=DEVICE, dtype=DTYPE, mesh=mesh, fused=fused, counts_experts=counts_experts)
     layer = SparseMLP(build, config, config.experts, "mlp.")
     fill_dummy(layer.targets(), seed=1, progress=lambda done, total: None)
     layer.finish()
@@ -128,3 +130,20 @@ def test_kernels_equal_layers_that_dequantize(name: str, mesh: Mesh, tmp_path: P
         expected = exact(x[:tokens])
         scale = expected.abs().max().item()
         torch.testing.assert_close(fast(x[:tokens]), expected, rtol=TOLERANCE, atol=TOLERANCE * scale)
+
+
+def test_the_router_localizes_experts_unless_choices_are_counted(tmp_path: Path) -> None:
+    """Counts are by the experts' indices in the layer; otherwise no launch besides the router's is needed."""
+    mesh = Mesh(tensor=Axis(1, 2), expert_groups=2)
+    x = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(1)).to(DEVICE, DTYPE)
+    results = []
+    for counts in (False, True):
+        mixture = make_layer("fp8-blocks", tmp_path, mesh, fused=True, counts_experts=counts).down
+        results.append(mixture(x))
+        assert mixture.kernels is not None
+        assert mixture.kernels.localizes is (mixture.partial_weights is None) is not counts
+        chosen, _ = mixture.kernels.router(x)
+        everywhere, _ = mixture.router(x)
+        assert torch.equal(chosen, everywhere if counts else (everywhere - 2).where(everywhere >= 2, 2))
+        assert mixture.chosen is None or torch.equal(mixture.chosen, everywhere)
+    assert torch.equal(*results)

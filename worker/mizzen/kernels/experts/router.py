@@ -171,8 +171,7 @@ def choose_experts(
     *,
     logit_bias: torch.Tensor | None = None,
     correction: torch.Tensor | None = None,
-    first: int = 0,
-    held: int | None = None,
+    held: slice | None = None,
     live: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose the experts of each token.
@@ -182,16 +181,17 @@ def choose_experts(
         rules: How experts are chosen.
         logit_bias: Biases to add to the logits, [experts].
         correction: Biases to add to the scores, float32 [experts], for the choice but not for the weights.
-        first: The first expert that this rank holds.
-        held: Number of experts that this rank holds; all by default.
+        held: Experts that this rank holds; all by default.
         live: Rows that are not padding, bool [tokens]; all by default.
 
     Returns:
-        Experts, int64 [tokens, experts per token], from the best on, counted from `first`, and the weights of
-        their outputs, float32 of the same shape. Experts that this rank does not hold, and all experts of
-        padding rows, are `held`, with the weight 0.
+        Experts, int64 [tokens, experts per token], from the best on, counted from the first one that this
+        rank holds, and the weights of their outputs, float32 of the same shape. Instead of experts that this
+        rank does not hold, and of all experts of padding rows, they have the number of experts held, with the
+        weight 0.
     """
     tokens, device = len(logits), logits.device
+    held = held or slice(0, rules.count)
     chosen = torch.empty(tokens, rules.per_token, dtype=torch.int64, device=device)
     weights = torch.empty(tokens, rules.per_token, dtype=torch.float32, device=device)
     padded = triton.next_power_of_2(rules.groups), rules.padded_group
@@ -199,8 +199,8 @@ def choose_experts(
         logits,
         logits if logit_bias is None else logit_bias,
         logits if correction is None else correction,
-        chosen, weights, chosen if live is None else live, first, rules.sum_floor, rules.scale,
-        COUNT=rules.count, HELD=rules.count if held is None else held, PER_TOKEN=rules.per_token,
+        chosen, weights, chosen if live is None else live, held.start, rules.sum_floor, rules.scale,
+        COUNT=rules.count, HELD=held.stop - held.start, PER_TOKEN=rules.per_token,
         PADDED=triton.next_power_of_2(rules.per_token), GROUPS=rules.groups, TOP_GROUPS=rules.top_groups,
         GROUPS_PADDED=padded[0], GROUP_PADDED=padded[1], SOFTMAX=rules.softmax,
         LOGIT_BIAS=logit_bias is not None, CORRECTION=correction is not None, LIVE=live is not None,

@@ -223,10 +223,13 @@ class KernelProduct(PlannedProduct):
 class KernelRouter:
     """Chooses experts in one launch after the logits; the result is that of an `ExpertRouter`."""
 
-    def __init__(self, router: ExpertRouter, first: int = 0, held: int | None = None) -> None:
-        """Take weights and rules of `router`; the rank holds `held` experts from `first` on, or all."""
-        self.router, self.first, self.held = router, first, held
-        self.config = router.config
+    def __init__(self, router: ExpertRouter, held: slice | None = None) -> None:
+        """Take weights and rules of `router`.
+
+        With `held`, experts have their indices among these ones in the result, as by `HeldExperts.localize`,
+        and all others have the weight 0.
+        """
+        self.router, self.config, self.held = router, router.config, held
         self.rules = make_rules(router)
 
     def __call__(
@@ -243,7 +246,6 @@ class KernelRouter:
             self.rules,
             logit_bias=logit_bias,
             correction=router.bias,
-            first=self.first,
             held=self.held,
             live=live,
         )
@@ -284,9 +286,10 @@ class ExpertKernels:
     def __init__(self, router: KernelRouter | ExpertRouter, product: PlannedProduct) -> None:
         self.router, self.product = router, product
 
-    def __call__(self, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
-        """Return this rank's sums of outputs for x, both [tokens, hidden], plus `added` of the same shape."""
-        return self.product.run(x, *self.router(x), added=added)
+    @property
+    def localizes(self) -> bool:
+        """Whether the router gives experts their indices among the experts of this rank."""
+        return isinstance(self.router, KernelRouter) and self.router.held is not None
 
     def compile(self, *, adds: bool) -> None:
         """Compile all kernels; `adds` says whether calls will get a tensor to add."""

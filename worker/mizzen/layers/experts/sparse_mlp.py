@@ -86,11 +86,14 @@ def make_kernels(
     weights: ExpertWeights | StoredExpertWeights,
     activation: ActivationFunction,
     product: ExpertProduct,
+    *,
+    localizes: bool,
 ) -> ExpertKernels | None:
     """Return the kernels of a mixture, or None if they do not support its device, type, sizes, activation
     or router.
 
     `product` runs the batches for which it is faster than the kernels. Quantized weights must be loaded.
+    `localizes` says that the kernels' router may replace the experts' indices by those among the held ones.
     SparseMixer, which has no kernel, is computed by PyTorch.
     """
     from mizzen.layers.experts.coded_kernel_product import make_coded_product
@@ -110,7 +113,9 @@ def make_kernels(
         kernels = None
     if kernels is None:
         return None
-    return ExpertKernels(router if sparsely else KernelRouter(router), kernels)
+    if sparsely:
+        return ExpertKernels(router, kernels)
+    return ExpertKernels(KernelRouter(router, weights.held if localizes else None), kernels)
 
 
 class Mixture:
@@ -121,7 +126,7 @@ class Mixture:
         self.weights, self.product = make_experts(build, config, experts, prefix)
         weights = self.weights
         self.partial_weights = weights if weights.partial else None
-        """Weights of some of the experts, if other ranks hold further ones."""
+        """Weights of some of the experts, if other ranks hold the others and the router does not localize."""
         self.shared = SharedExpert(build, config, experts, prefix) if experts.shared_width else None
         self.keeps_choice = build.counts_experts
         self.chosen: torch.Tensor | None = None
@@ -132,8 +137,8 @@ class Mixture:
         self.kernels: ExpertKernels | None = None
         self.gate = make_activation(build, config.block, prefix) if build.fused else None
         """Activation function of the experts' gates, if kernels may be used."""
-        if self.gate is not None and isinstance(weights, ExpertWeights):
-            self.kernels = make_kernels(self.router, weights, self.gate, self.product)
+        if isinstance(weights, ExpertWeights):
+            self._use_kernels()
 
     def finish(self) -> None:
         """Prepare the loaded weights, and compile the kernels of the router and the experts, if any are used.
@@ -143,8 +148,7 @@ class Mixture:
         """
         if isinstance(self.weights, StoredExpertWeights):
             self.weights.finish()
-            if self.gate is not None:
-                self.kernels = make_kernels(self.router, self.weights, self.gate, self.product)
+            self._use_kernels()
         if self.kernels is not None:
             self.kernels.compile(adds=self.shared is not None)
 
@@ -167,6 +171,15 @@ class Mixture:
         if self.shared is not None:
             total.add_(self.shared(x))
         return total.to(x.dtype)
+
+    def _use_kernels(self) -> None:
+        """Use kernels for the router and the experts, if they are supported."""
+        if self.gate is None:
+            return
+        localizes = self.partial_weights is not None and not self.keeps_choice
+        self.kernels = make_kernels(self.router, self.weights, self.gate, self.product, localizes=localizes)
+        if self.kernels is not None and self.kernels.localizes:
+            self.partial_weights = None
 
     def add_to_residual(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
         """Return the partial sum [tokens, hidden] for x, which the caller must add to `residual`."""
