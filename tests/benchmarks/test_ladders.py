@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import json
 import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 import gpu_all
 import numpy as np
@@ -42,7 +47,11 @@ SMALL_RUNS = {
 }
 
 
-def benchmark(name: str, *options: str) -> subprocess.CompletedProcess[str]:
+Completed = subprocess.CompletedProcess[str]
+
+
+def benchmark_process(name: str, *options: str) -> Completed:
+    """Run a benchmark in a process of its own."""
     return subprocess.run(
         [sys.executable, str(ROOT / f"benchmarks/{name}.py"), *options],
         capture_output=True,
@@ -53,8 +62,22 @@ def benchmark(name: str, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def run_json(name: str, *options: str) -> tuple[dict, list[str]]:
-    process = benchmark(name, *options, "--json")
+def benchmark(name: str, *options: str) -> Completed:
+    """Run a benchmark in this process, which has imported PyTorch already; return how a process would end."""
+    output, errors, code = io.StringIO(), io.StringIO(), 0
+    arguments = [f"{name}.py", *options]
+    with redirect_stdout(output), redirect_stderr(errors), mock.patch.object(sys, "argv", arguments):
+        try:
+            importlib.import_module(name).main()
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else 1
+            if isinstance(exit_.code, str):
+                print(exit_.code, file=sys.stderr)
+    return Completed(arguments, code, output.getvalue(), errors.getvalue())
+
+
+def run_json(name: str, *options: str, run: Callable[..., Completed] = benchmark) -> tuple[dict, list[str]]:
+    process = run(name, *options, "--json")
     assert process.returncode == 0, process.stderr
     *lines, last = process.stdout.splitlines()
     return json.loads(last), lines
@@ -84,7 +107,7 @@ def test_a_benchmark_reports_figures_and_on_a_cpu_no_limit(name: str) -> None:
 
 
 def test_logs_of_several_ranks_stay_out_of_the_table() -> None:
-    process = benchmark("decode", "--batch", "2", "--context", "20", *COMMON, "tensor=2", "--json")
+    process = benchmark_process("decode", "--batch", "2", "--context", "20", *COMMON, "tensor=2", "--json")
     *lines, last = process.stdout.splitlines()
     assert (process.returncode, process.stderr) == (0, "")
     assert lines[0] == "tiny, 2 GPUs"
@@ -146,7 +169,8 @@ def test_every_policy_and_eviction_is_measured() -> None:
 
 @pytest.mark.slow
 def test_gpu_all_runs_every_benchmark_into_one_table() -> None:
-    result, lines = run_json("gpu_all", "--device=cpu", "--shape=tiny", "--rounds=1")
+    options = ("--device=cpu", "--shape=tiny", "--rounds=1")
+    result, lines = run_json("gpu_all", *options, run=benchmark_process)
     programs = [f"{name}.py" for name in ("offline", "decode", "prefill", "prefix", "mixed", "startup")]
     assert [command.split()[0] for command in result["machines"]] == programs
     assert not result["failed"]

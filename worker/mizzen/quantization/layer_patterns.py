@@ -99,7 +99,9 @@ def compile_module(text: str) -> re.Pattern[str] | None:
         return None
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(
+    maxsize=1 << 15
+)  # a mixture has thousands of layers, which `mizzen inspect` looks up several times
 def join_aliases(name: str) -> str:
     """Return all names of a layer, each between dots, so that one search finds a module's name in them."""
     return "\n".join(f".{alias}." for alias in list_aliases(name))
