@@ -77,7 +77,7 @@ def quay(cluster: Any) -> Iterator[Quay]:
     eventually(lambda: quay.condition("Ready")["status"] == "True")
     quay.url = cluster.url("demo", SPACE)
     yield quay
-    cluster.kubectl("delete", "namespace", SPACE, "--wait=true", "--timeout=120s")
+    cluster.kubectl("delete", "namespace", SPACE, "--wait=false")
 
 
 def test_no_request_is_lost_while_secrets_are_added_and_removed(quay: Quay) -> None:

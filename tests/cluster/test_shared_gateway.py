@@ -98,7 +98,7 @@ def harbour(cluster: Any) -> Iterator[Harbour]:
     harbour = Harbour(cluster)
     eventually(lambda: harbour.ready("first", "second"))
     yield harbour
-    cluster.kubectl("delete", "namespace", SPACE, "--wait=true", "--timeout=120s")
+    cluster.kubectl("delete", "namespace", SPACE, "--wait=false")
 
 
 def test_both_models_answer_at_one_url(harbour: Harbour) -> None:

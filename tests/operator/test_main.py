@@ -28,7 +28,7 @@ def label(body: dict[str, Any], name: str) -> str:
 
 
 WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE")
-IDLE_SECONDS = 20.0
+IDLE_SECONDS = 10.0
 NOT_OURS = ("leases", "tokenreviews", "subjectaccessreviews")
 
 
@@ -63,7 +63,7 @@ def test_an_idle_operator_sends_no_requests_and_kopf_leaves_no_trace(
         return requests() == before
 
     # Work caused by earlier tests, or a regular reconcile, may fall into one of the intervals.
-    demo.eventually(idle, 8 * IDLE_SECONDS, "neither a write nor a read")
+    demo.eventually(idle, 16 * IDLE_SECONDS, "neither a write nor a read")
     for kind in ("InferenceService", "Pod", "Deployment", "Service", "Secret"):
         for body in api.list(kind, demo.namespace):
             meta = body["metadata"]

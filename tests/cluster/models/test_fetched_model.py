@@ -92,7 +92,7 @@ def test_a_model_is_fetched_from_a_hub_and_served(cluster: Any, hub: Hub, tmp_pa
         answer = client.chat.completions.create(model=NAME, messages=question, temperature=0)
         assert "Mizzen" in (answer.choices[0].message.content or "")
     finally:
-        cluster.kubectl("delete", "namespace", SPACE, "--wait=true", "--timeout=120s")
+        cluster.kubectl("delete", "namespace", SPACE, "--wait=false")
 
 
 def until(check: Any, expectation: str) -> None:
