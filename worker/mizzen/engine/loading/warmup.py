@@ -101,7 +101,7 @@ def gemm_row_counts(decode: DecodeGraphs | None, prefill: PrefillGraphs | None) 
 
 
 def eager_row_counts(most: int) -> set[int]:
-    """Return row counts of small GEMMs that cover steps without graphs, such as those with images.
+    """Return row counts of small GEMMs that cover steps with images if they run without graphs.
 
     `most` is the maximum number of tokens of a step.
     """
@@ -192,7 +192,7 @@ def warm_up_images(runner: Runner, rules: ImageRules, *, has_sections: bool) -> 
 
 
 def image_warm_up_plans(rules: ImageRules, *, has_sections: bool) -> Iterator[StepPlan]:
-    """Yield the plans of `warm_up_images`, which run without graphs, as all steps with images do.
+    """Yield the plans of `warm_up_images`, which run as prefill graphs if there are any.
 
     The steps use page 0 and slot 0, which no request holds yet. The last step drops the image.
     """
