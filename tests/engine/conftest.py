@@ -131,7 +131,7 @@ class ModelBench:
         with torch.inference_mode():
             self.state.write_pages(plan.pages)
             self.state.start_slots(plan.starts)
-            self.step.update_images(plan)
+            self.step.prepare_replay(plan)
             layout = BatchLayout.from_plan(plan, self.state)
             logits = self.model.logits(self.step.forward(plan, layout))
             for chunk in plan.prefill:

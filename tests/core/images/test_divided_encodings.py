@@ -17,11 +17,10 @@ COST = 60
 """Cost of an image, in prompt tokens."""
 
 
-def make_device(budget: int, *, streams: bool, depth: int = 2) -> Device:
+def make_device(budget: int, *, streams: bool, depth: int = 2, cost: EncodingCost | None = None) -> Device:
     """Return a device on which a stream decodes."""
-    device = Device(
-        config(prefill_chunk_tokens=budget, encoding_cost=encoding_cost(COST, LAYERS), steps_in_flight=depth)
-    )
+    cost = cost or encoding_cost(COST, LAYERS)
+    device = Device(config(prefill_chunk_tokens=budget, encoding_cost=cost, steps_in_flight=depth))
     if streams:
         device.add(image_request(100, [1, 2, 3], max_tokens=40))
         device.launch()
@@ -122,6 +121,25 @@ def test_another_image_displaces_the_layers_of_an_aborted_request() -> None:
     begins = [plan.encodings[0].layers for plan in parts(device, "cat")]
     assert begins.count((0, 1)) == 2
     assert device.encoded == [digest("dog"), digest("cat")]
+
+
+@pytest.mark.parametrize(
+    ("budget", "layers"), [(25, [(0, 6), (6, 10)]), (13, [(0, 3), (3, 6), (6, 9), (9, 10)]), (41, [None])]
+)
+def test_launches_of_small_images_are_divided_too(budget: int, layers: list[tuple[int, int] | None]) -> None:
+    """The launches of a layer take as long as 4 tokens, its operations as long as half a token."""
+    device = make_device(budget, streams=True, cost=encoding_cost(5, LAYERS, least=40))
+    device.add(image_request(1, [("cat", 10), 3]))
+    device.run()
+    assert [plan.encodings[0].layers for plan in parts(device, "cat")] == layers
+
+
+def test_small_images_share_the_launches_of_a_step() -> None:
+    device = make_device(30, streams=True, cost=encoding_cost(5, LAYERS, least=15))
+    device.add(image_request(1, [("cat", 5), ("dog", 5), 3]))
+    device.run()
+    assert parts(device, "cat") == parts(device, "dog")
+    assert [each.layers for each in parts(device, "cat")[0].encodings] == [None, None]
 
 
 def test_layers_with_attention_to_all_patches_cost_more() -> None:

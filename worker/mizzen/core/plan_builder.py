@@ -59,7 +59,10 @@ class PlanBuilder(Struct):
         )
 
     def can_begin(self, sequence: SequenceState, start: int) -> bool:
-        """Return whether a chunk of a waiting request from token `start` on could have at least one token."""
+        """Return whether a waiting request could make progress from token `start` on.
+
+        It could have at least one token in the step, or a part of the encoding of its image.
+        """
         return self.image_planner.can_begin(
             self.images, sequence, start, self.budget, first=not self.prompt_tokens
         )

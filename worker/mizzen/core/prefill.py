@@ -25,7 +25,7 @@ def fill_prefill(
         admission: the waiting requests.
         decodes: number of decoding requests.
     """
-    builder.images.streams = decodes > 0
+    builder.images.has_streams = decodes > 0
     for sequence in prefilling:
         if not builder.budget:
             return []
@@ -41,7 +41,7 @@ def fill_prefill_by_rank(
     No request starves: a prefill that was overtaken too often goes first. Takes the same arguments as
     `fill_prefill`, and also returns the newly admitted requests.
     """
-    builder.images.streams = decodes > 0
+    builder.images.has_streams = decodes > 0
     queue, running = admission.queue, decodes + len(prefilling)
     admitted: list[SequenceState] = []
     for sequence in _by_rank(prefilling, admission.admissions):

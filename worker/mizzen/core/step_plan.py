@@ -124,6 +124,7 @@ class StepPlan(Struct, frozen=True, kw_only=True):
     batch on the device need not be updated."""
     pages: PageWrites
     starts: tuple[SlotStart, ...] = ()
+    """Requests that start in slots. A request whose image is being encoded may have no chunk in the step."""
     prefill: tuple[PrefillChunk, ...] = ()
     dropped_images: tuple[bytes, ...] = ()
     """Digests of images whose embeddings are dropped before the step."""

@@ -37,6 +37,8 @@ class EncodingCost(Struct, frozen=True, kw_only=True):
     def divide(self, pixels: Pixels, begin: int, budget: int) -> tuple[int, int]:
         """Return the end of the layers from `begin` on, at least one, that a budget allows, and their cost.
 
+        A layer costs at least its share of the launches.
+
         Args:
             pixels: the image.
             begin: number of layers that have run.
@@ -44,9 +46,10 @@ class EncodingCost(Struct, frozen=True, kw_only=True):
         """
         patch, pair = self._work(pixels)
         patch, pair = patch / self.layers, pair / max(1, sum(self.full_layers))
+        launches = self.least / self.layers
         end, cost = begin, 0.0
         for full in self.full_layers[begin:]:
-            layer = patch + pair if full else patch
+            layer = max(patch + pair if full else patch, launches)
             if end > begin and cost + layer > budget:
                 break
             end, cost = end + 1, cost + layer

@@ -37,7 +37,7 @@ class StepImages:
     """Encodings of one step, and the images that its chunks use."""
 
     def __init__(self) -> None:
-        self.streams = False
+        self.has_streams = False
         """Whether streams decode in the step, so that encodings must not exceed the budget."""
         self.encodings: list[ImageEncoding] = []
         self.dropped: list[bytes] = []
@@ -183,7 +183,10 @@ class ImagePlanner:
     def can_begin(
         self, step: StepImages, sequence: SequenceState, start: int, budget: int, *, first: bool
     ) -> bool:
-        """Return whether `add_encodings` with the same arguments would allow at least one token."""
+        """Return whether `add_encodings` with the same arguments would make progress.
+
+        It then allows at least one token, or adds a part of an encoding.
+        """
         for image in sequence.request.images:
             if _first_position(image, start) == start:
                 if image.digest in self.store:
@@ -225,7 +228,7 @@ class ImagePlanner:
             tokens = self._tokens(step, image)
             if step.divided or not (first or cost + tokens + (at - start) < budget):
                 return at, cost
-            if step.streams and tokens >= budget and at > start:
+            if step.has_streams and tokens >= budget and at > start:
                 return at, cost  # the text before the image first
             tokens, encoded = self._encode(step, sequence, image, budget)
             cost += tokens
@@ -276,9 +279,10 @@ class ImagePlanner:
             return 0, False
         tokens, layers, last = self._tokens(step, image), None, True
         begin = self._divided[1] if self._divided and self._divided[0] == image.digest else 0
-        if self._cost is not None and (begin or (step.streams and tokens >= budget)):
-            end, tokens = self._cost.divide(pixels, begin, budget if step.streams else sys.maxsize)
-            layers, last = (begin, end), end == self._cost.layers
+        if self._cost is not None and (begin or (step.has_streams and tokens >= budget)):
+            end, tokens = self._cost.divide(pixels, begin, budget if step.has_streams else sys.maxsize)
+            last = end == self._cost.layers
+            layers = (begin, end) if begin or not last else None
         self._divided = None if layers is None or last else (image.digest, layers[1])
         step.encodings.append(
             ImageEncoding(

@@ -49,7 +49,9 @@ class ImageEncoding(Struct, frozen=True, kw_only=True):
     layers ran in an earlier step."""
     layers: tuple[int, int] | None = None
     """Layers of the encoder that the step runs, from the first to the end (exclusive); None for all of them.
-    The steps of a divided encoding run all layers in order, and no other encoding begins between them."""
+    The steps of a divided encoding run all layers in order, and have no other encodings. If another encoding
+    begins between them, the result of the layers that have run is dropped, and the image begins at layer 0
+    again."""
     last: bool = True
     """Whether the embeddings are complete after the step, and kept."""
 

@@ -59,8 +59,8 @@ class EncoderExecutor:
         vectors = compute_vectors(pooled, slots, options, self.finish, self.upload)
         return StepResult(tokens, DeviceSideOutputs(vectors=vectors))
 
-    def update_images(self, plan: StepPlan) -> None:
-        """Do nothing: encoders of text take no images."""
+    def prepare_replay(self, plan: StepPlan) -> None:
+        """Do nothing: encoders do not decode."""
 
     def drop_graphs(self) -> None:
         """Drop the graphs."""

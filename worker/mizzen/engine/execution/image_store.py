@@ -118,10 +118,16 @@ class ImageStore:
             ValueError: An image is stored already, there is no room for it, rank 0 has no pixels, or the
                 encoder returns another number of embeddings.
         """
+        if len(encodings) > 1 and any(encoding.layers is not None for encoding in encodings):
+            raise ValueError("a step with a part of an encoding has other encodings")
         completed = [encoding for encoding in encodings if encoding.last]
+        if not completed:
+            for encoding in encodings:
+                self.run_layers(encoding)
+            return
         for encoding in completed:
             self.reserve_rows(encoding)
-        for encoding, embeddings in zip(completed, self.compute(encodings), strict=True):
+        for encoding, embeddings in zip(completed, self.encode_images(completed), strict=True):
             self.ranks.broadcast(embeddings.view(torch.uint8))  # a type that all collectives support
             self.table.index_copy_(0, self.upload(self.rows_by_digest[encoding.digest]), embeddings)
 
@@ -143,36 +149,41 @@ class ImageStore:
         rows = self.free_rows[self.free_count : self.free_count + count].copy()
         self.rows_by_digest[encoding.digest] = rows
 
-    def compute(self, encodings: Sequence[ImageEncoding]) -> Iterator[torch.Tensor]:
-        """Yield the embeddings [embeddings, width] of each completed image on rank 0; empty memory on others.
+    def encode_images(self, encodings: Sequence[ImageEncoding]) -> Iterator[torch.Tensor]:
+        """Yield the embeddings [embeddings, width] of each image on rank 0; empty memory on other ranks.
+
+        Args:
+            encodings: Whole encodings, or only the last part of a divided one.
 
         Raises:
             ValueError: Rank 0 has no pixels, or the encoder returns another number of embeddings.
         """
-        if self.encoder is None:
+        encoder = self.encoder
+        if encoder is None:
             for encoding in encodings:
                 yield self.table.new_empty(encoding.embeddings, self.table.shape[1])
-            return
-        encoder = self.encoder
-        for encoding in encodings:
-            if encoding.layers is not None:
-                yield from self.checked([encoding], self.run_part(encoder, encoding, encoding.layers))
-        whole = [encoding for encoding in encodings if encoding.layers is None]
-        for group in self.group_by_pixels(whole):
-            self.running = None
-            images = [(self.upload_pixels(pixels), encoding.grid) for encoding, pixels in group]
-            with self.timer.measure():
-                encoded = encoder.encode(images)
-            yield from self.checked([encoding for encoding, _ in group], encoded)
+        elif encodings[0].layers is not None:
+            yield from self.check_embeddings(encodings, self.run_layers(encodings[0]))
+        else:
+            for group in self.group_by_pixels(encodings):
+                self.running = None
+                images = [(self.upload_pixels(pixels), encoding.grid) for encoding, pixels in group]
+                with self.timer.measure():
+                    encoded = encoder.encode(images)
+                yield from self.check_embeddings([encoding for encoding, _ in group], encoded)
 
-    def run_part(
-        self, encoder: ImageEncoder, encoding: ImageEncoding, layers: tuple[int, int]
-    ) -> Sequence[torch.Tensor]:
-        """Run some layers of a divided encoding; return its embeddings if they are complete, else nothing.
+    def run_layers(self, encoding: ImageEncoding) -> Sequence[torch.Tensor]:
+        """Run some layers of a divided encoding on rank 0.
+
+        Returns:
+            The image's embeddings if they are complete, else nothing.
 
         Raises:
             ValueError: The encoding has no pixels for the first layer.
         """
+        encoder, layers = self.encoder, encoding.layers
+        if encoder is None or layers is None:
+            return ()
         begin, end = layers
         if not begin:
             self.running = None
@@ -190,7 +201,7 @@ class ImageStore:
             self.running = None
             return encoder.end(running)
 
-    def checked(
+    def check_embeddings(
         self, encodings: Sequence[ImageEncoding], encoded: Sequence[torch.Tensor]
     ) -> Iterator[torch.Tensor]:
         """Yield the embeddings of images that the encoder has returned, in the dtype of the table.
@@ -198,7 +209,7 @@ class ImageStore:
         Raises:
             ValueError: An image has another number of embeddings.
         """
-        for encoding, embeddings in zip(encodings, encoded, strict=bool(encoded)):
+        for encoding, embeddings in zip(encodings, encoded, strict=True):
             shape = (encoding.embeddings, self.table.shape[1])
             if embeddings.shape != shape:
                 raise ValueError(f"an image has embeddings of shape {tuple(embeddings.shape)}, not {shape}")

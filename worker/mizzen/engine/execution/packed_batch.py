@@ -91,7 +91,7 @@ class PackedLayout:
         plan: StepPlan,
         layout: BatchLayout,
         output_rows: Int64,
-        image_rows: Int64 | None,
+        table_rows: Int64 | None,
         scratch_slot: int,
     ) -> None:
         """Write the batch of a plan, and its padding, into a buffer.
@@ -101,7 +101,7 @@ class PackedLayout:
             plan: The plan.
             layout: Layout of its batch.
             output_rows: Indices of the rows whose results are needed, int64 [rows].
-            image_rows: Rows in the table of images that replace `layout.image_rows`, int64 [n]; None if the
+            table_rows: Rows in the table of images that replace `layout.image_rows`, int64 [n]; None if the
                 batch has no images.
             scratch_slot: Slot of padding.
         """
@@ -128,5 +128,5 @@ class PackedLayout:
             rotary[:, count:] = 0
         if self.has_images:
             parts.images[:] = -1
-            if image_rows is not None:
-                parts.images[layout.image_rows] = image_rows
+            if table_rows is not None:
+                parts.images[layout.image_rows] = table_rows

@@ -13,6 +13,9 @@ A batch is padded to the next captured number of tokens with an additional seque
 For small numbers of tokens there is a second graph, for steps with few chunks, in which the attention to long
 contexts is split among thread blocks.
 
+Rotary positions and the rows of images in their table are inputs, so that the graphs of models that take
+images run prompts with and without them.
+
 `StepExecutor` replays a graph instead of its eager forward pass.
 """
 
@@ -326,8 +329,9 @@ class PrefillGraphs:
         """
         captured = self.select_graph(plan, len(layout.slots))
         buffer = next(self.pinned_buffers)[: captured.layout.size]
-        image_rows = None if self.images is None or layout.image_rows is None else self.images.find_rows(plan)
-        captured.layout.pack(buffer.numpy(), plan, layout, rows, image_rows, self.scratch_slot)
+        has_images = self.images is not None and layout.image_rows is not None
+        table_rows = self.images.find_rows(plan) if self.images is not None and has_images else None
+        captured.layout.pack(buffer.numpy(), plan, layout, rows, table_rows, self.scratch_slot)
         captured.inbox.copy_(buffer, non_blocking=True)
         captured.graph.replay()
         return self.outputs[: len(rows)]

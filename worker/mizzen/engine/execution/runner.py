@@ -168,7 +168,7 @@ class CudaRunner:
         if graphs is None:
             return self.step(plan)
         if graphs.can_run(plan):
-            self.step.update_images(plan)
+            self.step.prepare_replay(plan)
             return graphs(plan)
         graphs.invalidate_batch()
         return self.step(plan)

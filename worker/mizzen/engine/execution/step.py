@@ -87,8 +87,12 @@ class Executor(Protocol):
         """Enqueue the step of a plan."""
         ...
 
-    def update_images(self, plan: StepPlan) -> None:
-        """Drop and compute the embeddings of images; `__call__` does it too."""
+    def prepare_replay(self, plan: StepPlan) -> None:
+        """Do what a step as a replay of a decode graph leaves out; `__call__` does it too.
+
+        The options for prompt outputs of requests that start are recorded, and embeddings of images are
+        dropped and computed.
+        """
         ...
 
     def drop_graphs(self) -> None:
@@ -133,8 +137,7 @@ class StepExecutor:
         state.write_pages(plan.pages)
         if plan.starts:
             state.start_slots(plan.starts)
-            self.prompt_outputs.start_slots(plan.starts)
-        self.update_images(plan)
+        self.prepare_replay(plan)
         layout = BatchLayout.from_plan(plan, state)
         samples = len(layout.sample_slots)
         if not len(layout.slots):
@@ -153,8 +156,12 @@ class StepExecutor:
             side_outputs = (side_outputs or DeviceSideOutputs()).with_logprobs(sampled.logprobs)
         return StepResult(sampled.tokens, side_outputs)
 
-    def update_images(self, plan: StepPlan) -> None:
-        """Drop and compute embeddings of images as a plan says; a collective call if it encodes images."""
+    def prepare_replay(self, plan: StepPlan) -> None:
+        """Record the options of requests that start, and drop and compute embeddings of images.
+
+        It is a collective call if the plan encodes images.
+        """
+        self.prompt_outputs.start_slots(plan.starts)
         if plan.dropped_images or plan.encodings:
             self.image_store.update(plan)
 

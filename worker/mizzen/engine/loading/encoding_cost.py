@@ -18,8 +18,8 @@ ATTENTION_SLOWDOWN = 2.0
 On an H100, attention ran at 195 to 433 TFLOP/s, and linear layers at 679 to 706 TFLOP/s (1 megapixel)."""
 
 LAUNCH_SHARE = 1 / 8
-"""Maximum share of the largest step's prompt tokens that the launches of an encoding count as. Small models
-take more launches than work for their prompts, too, so that the comparison by operations fails for them."""
+"""Maximum share of the largest step's prompt tokens that the launches of an encoding count as. Prompts of
+small models are also bound by launches, so a comparison of operations overestimates encodings."""
 
 
 def estimate_encoding_cost(options: EngineOptions, config: ModelConfig, vision: VisionConfig) -> EncodingCost:

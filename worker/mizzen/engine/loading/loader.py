@@ -221,7 +221,7 @@ def build_model(
         )
     with phases("warmup"):
         if images is not None:
-            warm_up_images(runner, images.rules, has_sections=config.rope.has_sections)
+            warm_up_images(runner, step, images.rules, has_sections=config.rope.has_sections)
         if image_memory is not None:
             image_memory.store.timer.reset()
         warm_up(runner, config)

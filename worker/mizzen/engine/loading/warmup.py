@@ -178,21 +178,27 @@ def warm_up(runner: Runner, config: ModelConfig) -> None:
         runner.collect()
 
 
-def warm_up_images(runner: Runner, rules: ImageRules, *, has_sections: bool) -> None:
+def warm_up_images(runner: Runner, step: StepExecutor, rules: ImageRules, *, has_sections: bool) -> None:
     """Encode a small image, and run steps with its first embedding, so that the first image does not wait.
+
+    The steps run without prefill graphs, as steps do that are larger than all graphs. The graphs have run
+    when they were captured.
 
     Args:
         runner: The runner of this rank.
+        step: Runs the steps for the runner.
         rules: The model's rules for images.
         has_sections: Whether tokens have three rotary positions.
     """
+    graphs, step.prefill_graphs = step.prefill_graphs, None
     for plan in image_warm_up_plans(rules, has_sections=has_sections):
         runner.launch(plan)
         runner.collect()
+    step.prefill_graphs = graphs
 
 
 def image_warm_up_plans(rules: ImageRules, *, has_sections: bool) -> Iterator[StepPlan]:
-    """Yield the plans of `warm_up_images`, which run as prefill graphs if there are any.
+    """Yield the plans of `warm_up_images`.
 
     The steps use page 0 and slot 0, which no request holds yet. The last step drops the image.
     """
