@@ -103,10 +103,14 @@ def test_aborted_requests_leave_nothing_behind(name: str, tmp_path: Path) -> Non
     assert len(reasons) == len(prompts)
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3-vl", "llava-siglip", "mistral3"])
+@pytest.mark.parametrize(
+    ("name", "graph_tokens"),
+    [("qwen2.5-vl", None), ("qwen3-vl", None), ("llava-siglip", None), ("mistral3", None), ("qwen3-vl", 16)],
+)
 def test_no_kernel_is_compiled_after_the_start(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, graph_tokens: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also with chunks that are larger than all graphs."""
     from triton import knobs
 
     from mizzen.kernels import nvrtc
@@ -125,7 +129,7 @@ def test_no_kernel_is_compiled_after_the_start(
         return load_or_compile(source, kernel, *how)
 
     sampled = SamplingParams(temperature=0.8, top_p=0.9, max_tokens=12, ignore_eos=True)
-    with LLM(tmp_path, **SMALL) as llm:
+    with LLM(tmp_path, **SMALL, cuda_graph_max_tokens=graph_tokens) as llm:
         monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", record)
         monkeypatch.setattr(nvrtc, "load_or_compile_cubin", record_cubin)
         llm.generate([prompt for prompt, _ in prompts], GREEDY)
