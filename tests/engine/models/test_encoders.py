@@ -100,7 +100,7 @@ def test_a_faster_precision_of_the_processor_is_logged(
     capability: str,
     logged: bool,
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capability: True}, raising=False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capability: True})
     with caplog.at_level(logging.INFO):
         log_faster_precision(EngineOptions(**{"model": "m", "device": "cpu", **options}))
     assert ("--dtype bfloat16" in caplog.text) == logged

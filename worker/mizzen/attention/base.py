@@ -196,9 +196,10 @@ class QueryChunk:
         return self.start + self.count
 
 
-def copy_to_device(array: Int32, device: torch.device) -> torch.Tensor:
-    """Copy a small array to the device asynchronously, through pinned memory."""
-    return torch.from_numpy(np.ascontiguousarray(array)).pin_memory().to(device, non_blocking=True)
+def copy_to_device(values: Int32 | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a small array or a tensor of the host to a device, without waiting for a GPU."""
+    tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(values))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class AttentionBackend(ABC):

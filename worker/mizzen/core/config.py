@@ -45,7 +45,7 @@ class SchedulerConfig:
         0, "Number of embeddings of images that the device keeps; 0 for a model without images", low=0
     )
     encoding_cost: EncodingCost | None = None
-    """Time to encode images; None if an embedding takes as long as a prompt token."""
+    """Cost of encoding images in prompt tokens; None if an embedding costs as much as a prompt token."""
 
     def __post_init__(self) -> None:
         """Check every field.

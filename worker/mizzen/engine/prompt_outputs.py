@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,6 +66,10 @@ class PromptOutputRows:
         return self.options.tokens[self.position : self.position + self.row_count]
 
 
+PlacedRows = tuple[PromptOutputRows, int]
+"""Rows of a chunk, and the index of the first of them in a tensor of the rows of all chunks."""
+
+
 class PromptOutputs:
     """Computes the prompt outputs of all slots whose requests have `prompt_logprobs` or `pooling`."""
 
@@ -116,25 +121,45 @@ class PromptOutputs:
                 or, if no row is pooled, their logits [rows, vocab].
             are_logits: Whether `states` are logits.
         """
-        pooled: list[tuple[PromptOutputRows, torch.Tensor]] = []
-        scored: dict[int, list[tuple[PromptOutputRows, torch.Tensor]]] = {}
-        for read, rows in zip(reads, states.split([read.row_count for read in reads]), strict=True):
+        pooled: list[PlacedRows] = []
+        scored: dict[int, list[PlacedRows]] = {}
+        begin = 0
+        for read in reads:
             top = read.options.prompt_logprobs or 0
             group = scored.setdefault(top, []) if read.options.pooling is None else pooled
-            group.append((read, rows))
+            group.append((read, begin))
+            begin += read.row_count
         return DeviceSideOutputs(
-            logprobs=tuple(self.prompt_logprobs(group, top, are_logits) for top, group in scored.items()),
-            vectors=self.pooled_vectors(pooled) if pooled else (),
+            logprobs=tuple(
+                self.prompt_logprobs(group, states, top, are_logits) for top, group in scored.items()
+            ),
+            vectors=self.pooled_vectors(pooled, states) if pooled else (),
         )
 
-    def pooled_vectors(self, parts: list[tuple[PromptOutputRows, torch.Tensor]]) -> tuple[PooledVectors, ...]:
+    def select_blocks(
+        self, parts: Sequence[PlacedRows], states: torch.Tensor, size: int
+    ) -> Iterable[torch.Tensor]:
+        """Return the rows of `parts` in `states` [rows, n] as blocks of at most `size` rows.
+
+        They are views if all parts are adjacent. Otherwise each block is copied only when it is needed,
+        because the logits of 256 rows may have 80 MB.
+        """
+        begin, count = parts[0][1], sum(read.row_count for read, _ in parts)
+        last, last_begin = parts[-1]
+        if last_begin + last.row_count - begin == count:
+            return states[begin : begin + count].split(size)
+        indices = np.concatenate([np.arange(begin, begin + read.row_count) for read, begin in parts])
+        return (states[block] for block in self.upload(indices).split(size))
+
+    def pooled_vectors(self, parts: Sequence[PlacedRows], states: torch.Tensor) -> tuple[PooledVectors, ...]:
         """Return the embeddings and logits of the prompts whose last chunk is in a step.
 
-        `parts` holds the rows of each prompt, with their hidden states [row_count, hidden] before the final
-        norm. All prompts share the final norm and the layers that follow the pooling.
+        `parts` holds the rows of each prompt in the hidden states [rows, hidden] before the final norm. All
+        prompts share the final norm and the layers that follow the pooling.
         """
-        counts = [len(states) for _, states in parts]
-        rows = self.model.norm(torch.cat([states for _, states in parts])).float()
+        counts = [read.row_count for read, _ in parts]
+        [rows] = self.select_blocks(parts, states, len(states))
+        rows = self.model.norm(rows).float()
         if all(read.options.pooling is Pooling.LAST for read, _ in parts):
             slots = [read.chunk.slot for read, _ in parts]
             return compute_vectors(rows, slots, [read.options for read, _ in parts], self.finish, self.upload)
@@ -153,18 +178,18 @@ class PromptOutputs:
         return self.model.pooled.classify(vectors) if classify else self.model.pooled.embed(vectors)
 
     def prompt_logprobs(
-        self, parts: list[tuple[PromptOutputRows, torch.Tensor]], top: int, are_logits: bool
+        self, parts: Sequence[PlacedRows], states: torch.Tensor, top: int, are_logits: bool
     ) -> LogprobTensors:
         """Return log probabilities of the prompt tokens that follow the rows of chunks, as one table.
 
-        `parts` holds the rows of each chunk, with their hidden states [row_count, hidden] or their logits;
-        `top` is the number of most probable tokens, which all requests have in common.
+        `parts` holds the rows of each chunk in `states` (see `__call__`); `top` is the number of most
+        probable tokens, which all requests have in common.
         """
-        states = torch.cat([states for _, states in parts]) if len(parts) > 1 else parts[0][1]
+        blocks = self.select_blocks(parts, states, LOGIT_ROWS)
         targets = self.upload(np.concatenate([read.next_tokens for read, _ in parts]).astype(np.int64))
         tables = [
             logprob_table((rows if are_logits else self.model.logits(rows)).float(), tokens, top)
-            for rows, tokens in zip(states.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True)
+            for rows, tokens in zip(blocks, targets.split(LOGIT_ROWS), strict=True)
         ]
         ids, values = (torch.cat(column) for column in zip(*tables, strict=True))
         requests = tuple(

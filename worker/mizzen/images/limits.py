@@ -8,7 +8,7 @@ from dataclasses import fields
 from mizzen.images.types import InvalidImage, PixelLimits
 
 MIN_PIXELS = 2
-"""Minimum number of pixels of an image: a single one shows nothing but a color."""
+"""Minimum number of pixels of an image; by policy, single pixels are refused, which usually track readers."""
 MAX_ASPECT_RATIO = 200
 
 

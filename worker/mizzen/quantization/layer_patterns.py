@@ -99,9 +99,8 @@ def compile_module(text: str) -> re.Pattern[str] | None:
         return None
 
 
-@lru_cache(
-    maxsize=1 << 15
-)  # a mixture has thousands of layers, which `mizzen inspect` looks up several times
+# A mixture has thousands of layers, and `mizzen inspect` looks up each of them several times.
+@lru_cache(maxsize=1 << 15)
 def join_aliases(name: str) -> str:
     """Return all names of a layer, each between dots, so that one search finds a module's name in them."""
     return "\n".join(f".{alias}." for alias in list_aliases(name))

@@ -13,7 +13,7 @@ from vision_twins import TOWERS, save_vision_twin
 
 from mizzen.attention.segments import BatchedSegments
 from mizzen.models.vision.encoder import EncoderImage, VisionEncoder
-from mizzen.models.vision.layout import PatchGrid, join_equal
+from mizzen.models.vision.layout import PatchGrid, join_equal_segments
 
 LoadEncoder = Callable[[Path], VisionEncoder]
 SIZES = [(8, 8), (48, 72), (24, 40), (24, 40), (80, 16), (56, 88)]
@@ -72,7 +72,7 @@ def test_layers_may_run_one_after_another(twin: str, load_encoder: LoadEncoder, 
 
 def test_tiles_of_equal_length_are_one_batch_of_attention() -> None:
     segments = [(1, 6), (2, 6), (1, 4), (1, 4), (3, 6)]
-    joined = join_equal(segments)
+    joined = join_equal_segments(segments)
     assert joined == ((3, 6), (2, 4), (3, 6))
     q, k, v = torch.randn(3, 44, 2, 8, generator=torch.Generator().manual_seed(0))
     apart = BatchedSegments().plan(tuple(segments))(q, k, v)

@@ -85,8 +85,7 @@ def make_encoder(options: EngineOptions, config: ModelConfig, progress: Progress
 
 def log_faster_precision(options: EngineOptions) -> None:
     """Log that bfloat16 is faster than the default on this processor, if so."""
-    # PyTorch 2.11, which machines with GPUs have, may lack the function.
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities = torch.cpu.get_capabilities()
     fast = any(capabilities.get(name) for name in BFLOAT16_INSTRUCTIONS)
     if fast and options.device == "cpu" and options.dtype == "auto":
         log.info(

@@ -32,7 +32,8 @@ def build_largest_plan(options: EngineOptions, context: int) -> StepPlan:
     size = min(-(-(options.prefill_chunk_tokens + slots) // slots), context - 1)
     columns = -(-size // options.page_size)
     tokens = np.zeros(size, np.int32)
-    # Prompt log probabilities are computed one prompt at a time, so only one request needs the maximum.
+    # Prompts with equal numbers of top log probabilities share a table. Its logits are computed by blocks of
+    # rows, beside which a few values for each row are small, so only one request has the maximum.
     first, other = (
         SlotOptions(tokens=tokens, prompt_tokens=size, prompt_logprobs=top) for top in (MAX_LOGPROBS, 0)
     )

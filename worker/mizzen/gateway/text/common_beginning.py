@@ -26,9 +26,10 @@ MAX_BEGINNINGS = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beginning:
-    """The tokens of all texts that begin like `source`, at least up to `TAIL_CHARACTERS` after `end`."""
+    """The tokens of all texts that begin with `source`."""
 
     source: str
+    """Text that the tokens cover, and `TAIL_CHARACTERS` after it."""
     end: int
     """Number of characters that the tokens cover."""
     ids: Int32
@@ -37,7 +38,7 @@ class Beginning:
 
     def fits(self, text: str) -> bool:
         """Return whether a text has these tokens."""
-        return text.startswith(self.source[: self.end + TAIL_CHARACTERS])
+        return text.startswith(self.source)
 
 
 class PrefixEncoder:
@@ -88,7 +89,8 @@ class PrefixEncoder:
         [ids] = self._tokenizer.encode_batch([text[known.end :]], special)
         if ids[-len(tail) :] != tail:
             return known
-        beginning = Beginning(text, end, join_ids(known.ids, ids[: -len(tail)]), known.add_special_tokens)
+        tokens = join_ids(known.ids, ids[: -len(tail)])
+        beginning = Beginning(text[: end + TAIL_CHARACTERS], end, tokens, known.add_special_tokens)
         self._beginnings = [*self._beginnings[1 - MAX_BEGINNINGS :], beginning]
         return beginning
 

@@ -75,12 +75,17 @@ class PatchEmbedding:
 
         Returns:
             Embeddings [tokens, hidden] in the model's dtype. Each tile's class token precedes its patches.
+
+        Raises:
+            ValueError: The tower interpolates learned positions, and the layout lacks their places.
         """
         weight = self.weight.value
         x = F.linear(patches, weight.flatten(1), None if self.bias is None else self.bias.value)
         if self.config.image_size:
             x = self._complete_tiles(x.view(layout.tiles, -1, x.shape[-1]))
-        elif self.positions is not None and layout.positions is not None and layout.extents is not None:
+        elif self.positions is not None:
+            if layout.positions is None or layout.extents is None:
+                raise ValueError("learned positions need the positions and extents of the layout")
             x = x + interpolate_positions(self.positions.value, layout.positions, layout.extents)
         return x if self.norm is None else self.norm(x)
 

@@ -39,8 +39,9 @@ class RunningEncoding:
     grids: Sequence[tuple[int, int, int]]
     """`ImageGeometry.grid` of each image."""
     x: torch.Tensor
-    """Sum of the embedding and of the outputs of all layers but the last [tokens, hidden]; in the order of
-    windows if layers attend within windows."""
+    """Sum of the embedding and of the outputs of attention and feed-forward blocks of the layers that have
+    run, but for the newest feed-forward output, which is `inner` [tokens, hidden]; in the order of windows if
+    layers attend within windows."""
     angles: Angles | None
     """Angles of the tokens in the order of `x`; None without rotary embedding."""
     whole: Attend

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from mizzen.attention.base import copy_to_device
 from mizzen.attention.segments import Segments
 from mizzen.models.vision.config import VisionConfig
 from mizzen.models.vision.patches import patch_positions
@@ -18,7 +19,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class PatchGrid:
-    """Numbers of the patches of an image."""
+    """Numbers of tiles, and of rows and columns of patches in each."""
 
     tiles: int
     rows: int
@@ -55,11 +56,11 @@ class EncodingLayout:
         interpolated."""
         interpolates = bool(config.positions) and not config.image_size
         if interpolates or config.rope_theta is not None:
-            self.positions = send(torch.cat([self.tile_positions(grid) for grid in grids]), device)
+            self.positions = copy_to_device(torch.cat([self.tile_positions(grid) for grid in grids]), device)
         if interpolates:
             extents = torch.tensor([(grid.rows - 1, grid.columns - 1) for grid in grids])
             counts = torch.tensor([grid.patches for grid in grids])
-            self.extents = send(extents.repeat_interleave(counts, dim=0), device)
+            self.extents = copy_to_device(extents.repeat_interleave(counts, dim=0), device)
         self.order: torch.Tensor | None = None
         """Index of the block of patches at each place of the layers, int64 [blocks]; None for the usual
         order."""
@@ -77,7 +78,9 @@ class EncodingLayout:
     def whole_tiles(self) -> Segments:
         """Segments of the tokens of each tile."""
         class_token = self.config.class_token
-        return join_equal([(grid.tiles, grid.rows * grid.columns + class_token) for grid in self.grids])
+        return join_equal_segments(
+            [(grid.tiles, grid.rows * grid.columns + class_token) for grid in self.grids]
+        )
 
     @property
     def embeddings(self) -> list[int]:
@@ -102,10 +105,10 @@ class EncodingLayout:
             orders.append(order + first)
             windows += segments
             first += len(order)
-        self.order, self.windows = send(torch.cat(orders), device), join_equal(windows)
+        self.order, self.windows = copy_to_device(torch.cat(orders), device), join_equal_segments(windows)
 
 
-def join_equal(segments: Sequence[tuple[int, int]]) -> Segments:
+def join_equal_segments(segments: Sequence[tuple[int, int]]) -> Segments:
     """Join neighbouring pairs (count, length) of equal length."""
     joined: list[tuple[int, int]] = []
     for count, length in segments:
@@ -114,8 +117,3 @@ def join_equal(segments: Sequence[tuple[int, int]]) -> Segments:
         else:
             joined.append((count, length))
     return tuple(joined)
-
-
-def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a small tensor from the host to a device without waiting for it."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
