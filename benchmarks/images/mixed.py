@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time between tokens of running streams while prompts with images arrive, with random weights on one GPU.
+"""Time between tokens of running streams while prompts with images arrive, with random weights on GPUs.
 
-    python benchmarks/images/mixed.py [--shape qwen3-vl-8b] [--streams 32] [--rate 10] [--seconds 3] [--json]
+    python benchmarks/images/mixed.py [--shape qwen3-vl-8b] [--streams 32] [--rate 10] [--seconds 3]
+        [--tensor 1] [--json]
 
 Text streams decode continuously, at first alone and then while prompts arrive at a rate: first prompts with
 one new image each, then prompts of text alone. Goal: p99 between tokens is at most twice p50 while more

@@ -118,7 +118,7 @@ class EngineOptions:
     )
     max_step_milliseconds: float = option(
         25.0,
-        "While streams run, a step gets only as much prefill as fits into this time",
+        "While streams run, a step gets only as much prefill and image encoding as fits into this time",
         low=1,
     )
     page_size: int = option(16, "Number of tokens per KV cache page", low=1, high=256)

@@ -138,8 +138,8 @@ class LLM:
                 cuda) fits twice as many tokens into the same memory and is read faster.
             prefill_chunk_tokens: Maximum number of prompt tokens in one step (chunked prefill); by
                 default 16,384 on a GPU with at least 64 GiB, and otherwise 8,192.
-            max_step_milliseconds: While streams run, a step gets only as much prefill as fits into this
-                time.
+            max_step_milliseconds: While streams run, a step gets only as much prefill and image encoding
+                as fits into this time.
             page_size: Number of tokens per KV cache page.
             prefix_cache: Prefix cache, which reuses the KV of common prefixes; none turns it off.
             eviction: Eviction policy of the prefix cache.
