@@ -58,7 +58,7 @@ def config(**fields: Any) -> SchedulerConfig:
 def encoding_cost(tokens: int, layers: int, least: int = 0) -> EncodingCost:
     """Return the cost of images of 2 x 2 pixels that take as long as prompts of `tokens` tokens.
 
-    The launches of an encoder with so many layers take as long as prompts of `least` tokens.
+    The launches of an encoder with this number of layers take as long as prompts of `least` tokens.
     """
     return EncodingCost(
         patch_size=1, patch_tokens=tokens / 4, pair_tokens=0, least=least, full_layers=(True,) * layers
