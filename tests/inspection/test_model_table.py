@@ -23,7 +23,13 @@ def rows() -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("family", "measured"),
     [
-        ("Qwen3", ["qwen3-0.6b", "qwen3-8b", "qwen3-32b", "qwen3-30b-a3b", "qwen3-8b-fp8", "qwen3-8b-int4"]),
+        (
+            "Qwen3",
+            [
+                *("qwen3-0.6b", "qwen3-8b", "qwen3-32b", "qwen3-30b-a3b", "qwen3-8b-fp8", "qwen3-8b-int4"),
+                "qwen3-30b-a3b-fp8-blocks",
+            ],
+        ),
         ("Gemma", ["gemma-3-12b"]),
         ("Phi", ["phi-4"]),
         ("Mistral", ["mistral-small-24b"]),
