@@ -51,7 +51,7 @@ Completed = subprocess.CompletedProcess[str]
 
 
 def benchmark_process(name: str, *options: str) -> Completed:
-    """Run a benchmark in a process of its own."""
+    """Run a benchmark in a new process, and return its exit code and output."""
     return subprocess.run(
         [sys.executable, str(ROOT / f"benchmarks/{name}.py"), *options],
         capture_output=True,

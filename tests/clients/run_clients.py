@@ -9,8 +9,8 @@ requirements.txt. `make client-tests` creates it.
   engine has to compute at most a third of their tokens.
 - litellm chats, streams, completes, embeds, ranks documents as three of its providers do, and calls the
   Messages API.
-- sentence-transformers saves tiny models of each architecture. Mizzen's vectors and scores have to equal
-  its own.
+- sentence-transformers saves tiny models of each architecture and computes their vectors and scores, which
+  Mizzen's have to equal.
 """
 
 from __future__ import annotations

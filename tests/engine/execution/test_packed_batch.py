@@ -111,7 +111,7 @@ def test_a_table_of_images_equals_rows_of_images(layers: int) -> None:
     table[used] = torch.randn((4, hidden * (1 + layers)), generator=torch.Generator().manual_seed(0))
     indices = torch.full((tokens,), -1, dtype=torch.int32)
     indices[rows] = used.int()
-    eager, captured = ImageRows(rows, table[used]), TableImages(table, indices)
+    eager, captured = ImageRows(rows, table[used]), TableImages.from_indices(table, indices)
     assert eager.layers(hidden) == captured.layers(hidden) == layers
     streams = [torch.ones((tokens, hidden)), torch.ones((tokens, hidden))]
     for images, residual in zip((eager, captured), streams, strict=True):

@@ -60,8 +60,15 @@ class TableImages:
 
     table: torch.Tensor
     """Embeddings [capacity, hidden * (1 + d)] in the model's dtype; see `BatchImages`."""
-    indices: torch.Tensor
-    """Row of the table for each token, integers [tokens]; negative for tokens without an image."""
+    rows: torch.Tensor
+    """Row of the table for each token, integers [tokens]; any row for tokens without an image."""
+    lacks_image: torch.Tensor
+    """Tokens without an image, bool [tokens, 1]."""
+
+    @classmethod
+    def from_indices(cls, table: torch.Tensor, indices: torch.Tensor) -> TableImages:
+        """Return the images of tokens, given the row of each in the table, or a negative number for none."""
+        return cls(table, indices.clamp(min=0), (indices < 0)[:, None])
 
     def layers(self, hidden: int) -> int:
         """Return the number of layers after which parts are added."""
@@ -69,17 +76,14 @@ class TableImages:
 
     def replace_tokens(self, residual: torch.Tensor) -> None:
         """Write the first parts into the embeddings of all tokens, `residual` [tokens, hidden]."""
-        residual.copy_(torch.where(self._has_image(), self._gather(0, residual.shape[1]), residual))
+        residual.copy_(torch.where(self.lacks_image, residual, self._gather(0, residual.shape[1])))
 
     def add_part(self, residual: torch.Tensor, layer: int) -> None:
         """Add the parts for the output of a layer to the residual stream [tokens, hidden]."""
         part = self._gather(layer + 1, residual.shape[1])
         # Rows of the table that no image uses may hold anything, also infinities, so no product masks them.
-        residual.add_(part.masked_fill_(~self._has_image(), 0))
-
-    def _has_image(self) -> torch.Tensor:
-        return (self.indices >= 0)[:, None]
+        residual.add_(part.masked_fill_(self.lacks_image, 0))
 
     def _gather(self, index: int, hidden: int) -> torch.Tensor:
         part = self.table[:, index * hidden : (index + 1) * hidden]
-        return part.index_select(0, self.indices.clamp(min=0))
+        return part.index_select(0, self.rows)

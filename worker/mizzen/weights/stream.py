@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams byte ranges of files to a GPU through pinned memory, or into main memory, with several threads.
 
-Each thread reads blocks with `preadv`, which releases the interpreter lock. For a GPU, it reads into its own
-pinned buffers, and the GPU copies one buffer while the thread reads the next block into another buffer. In
-main memory, it reads straight into the tensors: copies by PyTorch would wait for several threads for each
+Each thread reads blocks with `preadv`, which releases the interpreter lock. If the tensors are on a GPU, the
+thread reads a block into one of its pinned buffers while the GPU copies another buffer. If the tensors are in
+main memory, the thread reads straight into them: a copy by PyTorch would wait for several threads for each
 tensor, which takes long on busy cores.
 """
 
@@ -196,7 +196,7 @@ def read_blocks(
 
 
 class ThreadBuffers(threading.local):
-    """Buffers of a reader thread, and its CUDA stream if the device is a GPU; each thread gets its own.
+    """Buffers and, for a GPU, the CUDA stream of a reader; each thread has other values of the attributes.
 
     Buffers for a GPU are pinned. For main memory, they take no memory until `FileRange.read` needs one.
     """

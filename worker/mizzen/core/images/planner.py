@@ -230,7 +230,7 @@ class ImagePlanner:
                 return at, cost
             if step.has_streams and tokens >= budget and at > start:
                 return at, cost  # the text before the image first
-            tokens, encoded = self._encode(step, sequence, image, budget)
+            tokens, encoded = self._encode(step, sequence, image, tokens, budget)
             cost += tokens
             if not encoded:
                 return at, cost
@@ -264,9 +264,16 @@ class ImagePlanner:
             yield ChunkImage(digest=image.digest, first=first, offsets=image.positions[first:last] - start)
 
     def _encode(
-        self, step: StepImages, sequence: SequenceState, image: PromptImage, budget: int
+        self, step: StepImages, sequence: SequenceState, image: PromptImage, tokens: int, budget: int
     ) -> tuple[int, bool]:
         """Add the encoding of an image, or a part of it, to a step; request its pixels if they are missing.
+
+        Args:
+            step: the images of the step.
+            sequence: the request of the image.
+            image: the image.
+            tokens: number of prompt tokens whose computation takes as long as the whole encoding.
+            budget: number of prompt tokens that may still be added.
 
         Returns:
             Prompt tokens whose computation takes as long, and whether the step has the image's embeddings.
@@ -277,7 +284,7 @@ class ImagePlanner:
         if pixels is None:
             self.request_missing(sequence, int(image.positions[0]))
             return 0, False
-        tokens, layers, last = self._tokens(step, image), None, True
+        layers, last = None, True
         begin = self._divided[1] if self._divided and self._divided[0] == image.digest else 0
         if self._cost is not None and (begin or (step.has_streams and tokens >= budget)):
             end, tokens = self._cost.divide(pixels, begin, budget if step.has_streams else sys.maxsize)

@@ -261,7 +261,7 @@ class PrefillGraphs:
             attend,
             parts.rows.long(),
             rotary=parts.rotary.view(ROTARY_AXES, packed.tokens) if packed.has_rotary else None,
-            images=TableImages(self.images.table, parts.images) if self.images is not None else None,
+            images=None if self.images is None else TableImages.from_indices(self.images.table, parts.images),
         )
         if self.pools:
             self.outputs[: packed.sequences].copy_(hidden)
@@ -329,8 +329,9 @@ class PrefillGraphs:
         """
         captured = self.select_graph(plan, len(layout.slots))
         buffer = next(self.pinned_buffers)[: captured.layout.size]
-        has_images = self.images is not None and layout.image_rows is not None
-        table_rows = self.images.find_rows(plan) if self.images is not None and has_images else None
+        table_rows = None
+        if self.images is not None and layout.image_rows is not None:
+            table_rows = self.images.find_rows(plan)
         captured.layout.pack(buffer.numpy(), plan, layout, rows, table_rows, self.scratch_slot)
         captured.inbox.copy_(buffer, non_blocking=True)
         captured.graph.replay()
