@@ -15,6 +15,8 @@
 #define KEY_BYTES (HEAD_DIM * 16 / ELEMENTS)    // bytes of a token's keys
 #define THREADS (WARPS * 32)
 #define MIN_SCORE -1.0e30f
+#define OUTPUTS (GQA_GROUP * HEAD_DIM)          // outputs of a KV head
+#define MERGED_AT_ONCE 8                        // partial results that a thread loads together
 
 #if FP8
 __device__ __forceinline__ unsigned pack_operand(float low, float high) {
@@ -149,4 +151,13 @@ __device__ __forceinline__ void norm_rope_head(
                 x[i + KEY_LOADS / 2][j + k] = right * cs[k] + left * ss[k];
             }
         }
+}
+// Adds x times a factor to a sum of four outputs.
+__device__ __forceinline__ void add_scaled(float4& sum, float4 x, float factor) {
+    sum.x = fmaf(x.x, factor, sum.x), sum.y = fmaf(x.y, factor, sum.y);
+    sum.z = fmaf(x.z, factor, sum.z), sum.w = fmaf(x.w, factor, sum.w);
+}
+// Stores four outputs: a weighted sum of values, divided by the sum of the weights.
+__device__ __forceinline__ void store_output(unsigned short* out, float4 sum, float weight) {
+    *(uint2*)out = make_uint2(pack_bf16x2(sum.x / weight, sum.y / weight), pack_bf16x2(sum.z / weight, sum.w / weight));
 }

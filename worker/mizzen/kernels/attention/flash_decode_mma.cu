@@ -14,7 +14,7 @@ flash_decode_mma(const unsigned short* q, const unsigned short* q_scales, const 
 #if PLANNED_SPLITS
     const int4* items,
 #else
-    int splits,
+    int most_splits,
 #endif
     float epsilon, float scale) {
     __shared__ __align__(16) float merged[WARPS][GQA_GROUP][HEAD_DIM];
@@ -26,7 +26,7 @@ flash_decode_mma(const unsigned short* q, const unsigned short* q_scales, const 
 #if PLANNED_SPLITS
     const int head = blockIdx.x;
     const int4 item = __ldcg(items + blockIdx.y);
-    const int row = item.x, split = item.y, splits = item.z;
+    const int row = item.x, split = item.y, most_splits = item.z;
     if (row < 0) return;
 #else
     const int split = blockIdx.x, head = blockIdx.y, row = blockIdx.z;
@@ -36,7 +36,10 @@ flash_decode_mma(const unsigned short* q, const unsigned short* q_scales, const 
     const int* pages = table + (size_t)slots[row] * columns;
     const int last = length - FUSED_QKV;  // with FUSED_QKV, the newest token comes from the projection
     const int begin = WINDOW && length > WINDOW ? length - WINDOW : 0;
-    const int end = (last + 15) / 16, step = splits * WARPS;
+    const int end = (last + 15) / 16;
+    // Splits without a tile of 16 tokens would only delay the merge.
+    const int splits = max(1, min(most_splits, (end - begin / 16 + WARPS - 1) / WARPS)), step = splits * WARPS;
+    if (split >= splits) return;
     int tile = begin / 16 + split * WARPS + warp;  // index of 16 tokens
 
     // KV slot of token `tile * 16 + i`: its index in the first dimension of the cache.
@@ -102,7 +105,7 @@ flash_decode_mma(const unsigned short* q, const unsigned short* q_scales, const 
     float max_score_so_far[2] = {MIN_SCORE, MIN_SCORE}, weight_sum[2] = {0, 0};
     float sums[VALUE_LOADS][ELEMENTS / 2][4] = {};
 #if FUSED_QKV
-    if (split == 0 && warp == 0) {
+    if (split == splits - 1 && warp == WARPS - 1) {  // no warp has fewer tiles
         const unsigned short* raw = q + (size_t)row * stride + (KV_HEADS * GQA_GROUP + head) * HEAD_DIM;
         const size_t into = ((size_t)slot_mapping[row] * KV_HEADS + head) * KEY_BYTES;
         norm_rope_head(x, raw, k_scales, cosines, sines, epsilon, quarter);
@@ -233,70 +236,76 @@ flash_decode_mma(const unsigned short* q, const unsigned short* q_scales, const 
     __syncthreads();
     const int pair = row * KV_HEADS + head;
 #if PLANNED_SPLITS
-    const int base = item.w * KV_HEADS + head * splits;  // first partial result of this row and head
-#define FIRST_PARTIAL base
-#define COUNTER base
+    const int first_partial = item.w * KV_HEADS + head * most_splits;  // of this row and head
+    const int counter = first_partial;
 #else
-#define FIRST_PARTIAL pair * splits
-#define COUNTER pair
+    const int first_partial = pair * most_splits, counter = pair;
 #endif
+    // Threads work on four adjacent outputs, OUTPUTS of all of them.
 #pragma unroll
-    for (int output = threadIdx.x; output < GQA_GROUP * HEAD_DIM; output += THREADS) {
+    for (int output = threadIdx.x * 4; output < OUTPUTS; output += THREADS * 4) {
         const int query = output / HEAD_DIM;
-        float max_score = MIN_SCORE, weight = 0, sum = 0;
+        float max_score = MIN_SCORE, weight = 0;
+        float4 sum = {};
 #pragma unroll
         for (int i = 0; i < WARPS; i++) max_score = fmaxf(max_score, max_scores[i][query]);
 #pragma unroll
         for (int i = 0; i < WARPS; i++) {
             const float share = exp2_approx(max_scores[i][query] - max_score);
             weight = fmaf(weight_sums[i][query], share, weight);
-            sum = fmaf(merged[i][query][output % HEAD_DIM], share, sum);
+            add_scaled(sum, *(const float4*)&merged[i][query][output % HEAD_DIM], share);
         }
         if (splits == 1) {
-            out[(size_t)pair * GQA_GROUP * HEAD_DIM + output] = (unsigned short)pack_bf16x2(sum / weight, 0.0f);
+            store_output(out + (size_t)pair * OUTPUTS + output, sum, weight);
             continue;
         }
-        const int partial = FIRST_PARTIAL + split;
-        partial_sums[(size_t)partial * GQA_GROUP * HEAD_DIM + output] = sum;
-        if (output % HEAD_DIM == 0) {
-            stats[(partial * GQA_GROUP + query) * 2] = max_score;
-            stats[(partial * GQA_GROUP + query) * 2 + 1] = weight;
-        }
+        const int partial = first_partial + split;
+        *(float4*)(partial_sums + (size_t)partial * OUTPUTS + output) = sum;
+        if (output % HEAD_DIM == 0)
+            *(float2*)(stats + (partial * GQA_GROUP + query) * 2) = make_float2(max_score, weight);
     }
     if (splits == 1) return;
     // The last block of this row and head to finish merges the partial results of all its splits.
     __shared__ bool is_last_block;
-    __shared__ float all_max_scores[MAX_SPLITS][GQA_GROUP], all_totals[MAX_SPLITS][GQA_GROUP];
-    __threadfence();
+    __shared__ float2 all_stats[MAX_SPLITS][GQA_GROUP];
     __syncthreads();
-    if (threadIdx.x == 0) is_last_block = atomicAdd(counters + COUNTER, 1) == splits - 1;
-    __syncthreads();
-    if (!is_last_block) return;
-    __threadfence();
-    if (threadIdx.x == 0) counters[COUNTER] = 0;
-    for (int i = threadIdx.x; i < splits * GQA_GROUP; i += THREADS) {
-        all_max_scores[i / GQA_GROUP][i % GQA_GROUP] = __ldcg(stats + (FIRST_PARTIAL * GQA_GROUP + i) * 2);
-        all_totals[i / GQA_GROUP][i % GQA_GROUP] = __ldcg(stats + (FIRST_PARTIAL * GQA_GROUP + i) * 2 + 1);
+    if (threadIdx.x == 0) {
+        __threadfence();  // after the barrier, it orders the stores of the whole block
+        is_last_block = atomicAdd(counters + counter, 1) == splits - 1;
+        __threadfence();
     }
     __syncthreads();
-    for (int output = threadIdx.x; output < GQA_GROUP * HEAD_DIM; output += THREADS) {
+    if (!is_last_block) return;
+    if (threadIdx.x == 0) counters[counter] = 0;
+    const float* from_partial = partial_sums + (size_t)first_partial * OUTPUTS;
+    float4 loaded[MERGED_AT_ONCE];  // the first sums are in flight while the statistics are read
+#pragma unroll
+    for (int i = 0; i < MERGED_AT_ONCE; i++)
+        if (i < splits && threadIdx.x * 4 < OUTPUTS)
+            loaded[i] = __ldcg((const float4*)(from_partial + (size_t)i * OUTPUTS + threadIdx.x * 4));
+    for (int i = threadIdx.x; i < splits * GQA_GROUP; i += THREADS)
+        all_stats[i / GQA_GROUP][i % GQA_GROUP] = __ldcg((const float2*)stats + first_partial * GQA_GROUP + i);
+    __syncthreads();
+#pragma unroll
+    for (int output = threadIdx.x * 4; output < OUTPUTS; output += THREADS * 4) {
         const int query = output / HEAD_DIM;
-        float max_score = MIN_SCORE, weight = 0, sum = 0;
-        for (int i = 0; i < splits; i++) max_score = fmaxf(max_score, all_max_scores[i][query]);
-        for (int begin = 0; begin < splits; begin += 8) {
-            float left[8];
+        float max_score = MIN_SCORE, weight = 0;
+        float4 sum = {};
+        for (int i = 0; i < splits; i++) max_score = fmaxf(max_score, all_stats[i][query].x);
+        for (int begin = 0; begin < splits; begin += MERGED_AT_ONCE) {
+            if (begin || output != threadIdx.x * 4)
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                if (begin + i < splits)
-                    left[i] = __ldcg(partial_sums + (size_t)(FIRST_PARTIAL + begin + i) * GQA_GROUP * HEAD_DIM + output);
+                for (int i = 0; i < MERGED_AT_ONCE; i++)
+                    if (begin + i < splits)
+                        loaded[i] = __ldcg((const float4*)(from_partial + (size_t)(begin + i) * OUTPUTS + output));
 #pragma unroll
-            for (int i = 0; i < 8; i++)
+            for (int i = 0; i < MERGED_AT_ONCE; i++)
                 if (begin + i < splits) {
-                    const float share = exp2_approx(all_max_scores[begin + i][query] - max_score);
-                    weight = fmaf(all_totals[begin + i][query], share, weight);
-                    sum = fmaf(left[i], share, sum);
+                    const float share = exp2_approx(all_stats[begin + i][query].x - max_score);
+                    weight = fmaf(all_stats[begin + i][query].y, share, weight);
+                    add_scaled(sum, loaded[i], share);
                 }
         }
-        out[(size_t)pair * GQA_GROUP * HEAD_DIM + output] = (unsigned short)pack_bf16x2(sum / weight, 0.0f);
+        store_output(out + (size_t)pair * OUTPUTS + output, sum, weight);
     }
 }
