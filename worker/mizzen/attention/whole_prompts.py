@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,11 +19,16 @@ from mizzen.attention import flash_attention3
 from mizzen.core.request import Int64
 from mizzen.kernels.launch import has_wgmma
 
+if TYPE_CHECKING:
+    from mizzen.kernels.attention.whole_prompts import PromptTiles
+
 QUERY_BLOCK = 128
 """Number of queries that are computed together in a layer with a window; they read only the keys in reach."""
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
 """Dtypes for which there are FlashAttention kernels for prompts of unequal lengths on GPUs."""
 MAX_FLASH_HEAD_DIM = 256
+TILED_HEAD_DIMS = (32, 64)
+MAX_TILED_TOKENS = 2048
 
 PromptKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int], torch.Tensor]
 """Function (q, k, v, begins, longest, reach) that computes attention within prompts of unequal lengths.
@@ -87,6 +92,8 @@ class PromptAttention:
         self.masks: dict[tuple[int, int, int, int], torch.Tensor] = {}
         """Masks of blocks of queries, by the arguments of `block_mask`."""
         self.device = device
+        self.tiles: PromptTiles | None = None
+        """Tiles of the batch for Mizzen's own kernel, once a layer has planned them."""
         self.offsets: torch.Tensor | None = None
         if device.type == "cuda":
             offsets = torch.tensor([0, *self.ends], dtype=torch.int32, pin_memory=True)
@@ -112,9 +119,11 @@ class PromptAttention:
         """
         if window is not None and window >= self.longest - 1:
             window = None
+        reach = -1 if window is None else window
+        if self.offsets is not None and self.runs_tiles(q, reach):
+            return self.attend_by_tiles(q, k, v, reach).flatten(1)
         kernel = select_prompt_kernel(self.device, q.dtype, q.shape[-1])
         if kernel is not None and self.offsets is not None:
-            reach = -1 if window is None else window
             return kernel(q, k, v, self.offsets, self.longest, reach).flatten(1)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         begin = 0
@@ -123,6 +132,21 @@ class PromptAttention:
             self.attend_prompt(q[prompt], k[prompt], v[prompt], window, out[prompt])
             begin = end
         return out.flatten(1)
+
+    def runs_tiles(self, q: torch.Tensor, reach: int) -> bool:
+        """Return whether Mizzen's own kernel is the fastest for queries [tokens, heads, d]."""
+        short = self.longest <= MAX_TILED_TOKENS or reach >= 0
+        return short and q.dtype in FLASH_DTYPES and q.shape[-1] in TILED_HEAD_DIMS and has_wgmma(self.device)
+
+    def attend_by_tiles(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, reach: int
+    ) -> torch.Tensor:
+        """Compute attention by `mizzen.kernels.attention.whole_prompts`; see `PromptKernel`."""
+        from mizzen.kernels.attention.whole_prompts import attend_tiles, plan_tiles
+
+        if self.tiles is None:
+            self.tiles = plan_tiles(self.offsets, len(q), self.longest)
+        return attend_tiles(q, k, v, self.tiles, reach)
 
     def attend_prompt(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, out: torch.Tensor

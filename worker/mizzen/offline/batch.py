@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +26,9 @@ from mizzen.wire.client.stream import TokenLogprobs, logprob_entries
 
 ProgressCallback = Callable[[int, int], None]
 """Function called after each step with two numbers: the requests that finished, and the tokens generated."""
+
+STEPS_AHEAD = 4
+"""Number of largest steps whose prompts are prepared ahead for embeddings, those in flight included."""
 
 
 @dataclass(slots=True)
@@ -48,45 +52,58 @@ class BatchEntry:
 class Batch:
     """Requests that run together on one engine."""
 
-    def __init__(self, engine: Engine, entries: Sequence[BatchEntry], max_live: int) -> None:
+    def __init__(
+        self, engine: Engine, entries: Iterable[BatchEntry], max_live: int, max_live_tokens: float = math.inf
+    ) -> None:
         """Prepare a batch for `run`.
 
         Args:
             engine: Engine without other requests.
-            entries: One entry per request; `run` fills in the outputs.
+            entries: One entry per request; `run` fills in the outputs. An iterator may prepare entries while
+                the device computes earlier ones.
             max_live: Maximum number of unfinished requests in the engine; the others are submitted later.
+            max_live_tokens: Number of prompt tokens of unfinished requests from which on no further request
+                is submitted.
         """
         self._engine = engine
-        self._entries = entries
+        self._waiting = iter(entries)
         self._max_live = max_live
+        self._max_live_tokens = max_live_tokens
         self._live: dict[int, BatchEntry] = {}
+        self._live_tokens = 0
+        self.entries: list[BatchEntry] = []
+        """Entries that were submitted, in order; all of them once `run` has returned."""
 
     def run(self, advance: ProgressCallback) -> None:
         """Run all requests to completion, and call `advance` after each step.
 
         Raises:
-            ValueError: a request was rejected; the engine is ready for the next batch.
+            ValueError: a request was rejected, or its entry cannot be prepared; the engine is ready for the
+                next batch.
             RuntimeError: a request failed; the engine is ready for the next batch.
             StepFailed: the device failed; the engine cannot be used any more.
         """
-        waiting = iter(self._entries)
-        done = 0
         try:
-            while done < len(self._entries):
-                while len(self._live) < self._max_live:
-                    entry = next(waiting, None)
-                    if entry is None:
-                        break
-                    self._live[entry.request.rid] = entry
-                    self._engine.submit(entry.request)
-                finished, tokens = self._step()
-                done += finished
-                advance(finished, tokens)
+            while self._submit() or self._live:
+                advance(*self._step())
         except StepFailed:
             raise
         except BaseException:
             self._abort_rest()
             raise
+
+    def _submit(self) -> bool:
+        """Submit as many requests as the limits allow; return whether there was one."""
+        before = len(self.entries)
+        while len(self._live) < self._max_live and self._live_tokens < self._max_live_tokens:
+            entry = next(self._waiting, None)
+            if entry is None:
+                break
+            self.entries.append(entry)
+            self._live[entry.request.rid] = entry
+            self._live_tokens += len(entry.request.prompt)
+            self._engine.submit(entry.request)
+        return len(self.entries) > before
 
     def _step(self) -> tuple[int, int]:
         """Run a step; return how many requests it finished, and how many tokens it generated."""
@@ -108,6 +125,7 @@ class Batch:
             entry = self._live.pop(end.rid, None)
             if entry is None:
                 continue
+            self._live_tokens -= len(entry.request.prompt)
             if end.refused:
                 raise ValueError(end.message)
             if end.reason is FinishReason.ERROR:

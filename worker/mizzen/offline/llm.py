@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from mizzen.core.sampling_params import SamplingParams
 from mizzen.engine.config import EngineOptions
 from mizzen.engine.engine import Engine
 from mizzen.gateway.text.tokenizer import Tokenizer
-from mizzen.offline.batch import Batch, BatchEntry
+from mizzen.offline.batch import STEPS_AHEAD, Batch, BatchEntry
 from mizzen.offline.completion import Completion, build_completion
 from mizzen.offline.conversations import ConversationEncoder
 from mizzen.offline.devices import gpu_bytes, has_gpu, start_ranks
@@ -268,7 +268,8 @@ class LLM:
         entries = self._requests.build_entries(prompts, params)
         if not entries:
             return []
-        self._run_batch(entries, progress)
+        batch = Batch(self.engine, entries, self.options.max_waiting_requests)
+        self._run_batch(batch, len(entries), progress)
         return [build_completion(entry, self.tokenizer) for entry in entries]
 
     def embed(
@@ -293,7 +294,7 @@ class LLM:
             progress: Whether to show a progress bar; by default only if standard error is a terminal.
 
         Raises:
-            ValueError: a prompt is invalid, or the pooling is unknown; nothing has run.
+            ValueError: a prompt is invalid, or the pooling is unknown; earlier prompts may have run.
             RuntimeError: a request failed.
         """
         if isinstance(prompts, str):
@@ -302,8 +303,7 @@ class LLM:
         if kind not in list(Pooling):
             raise ValueError(f"pooling must be one of {', '.join(Pooling)}, not {kind!r}")
         entries = self._requests.build_embedding_entries(prompts, Pooling(kind), normalize)
-        self._run_batch(entries, progress)
-        vectors = [entry.vector for entry in entries if entry.vector is not None]
+        vectors = self._compute_vectors(entries, len(prompts), progress)
         return np.stack(vectors) if vectors else np.empty((0, 0), np.float32)
 
     def classify(
@@ -326,8 +326,8 @@ class LLM:
             progress: Whether to show a progress bar; by default only if standard error is a terminal.
 
         Raises:
-            ValueError: a prompt is invalid, the activation is unknown, or the model is no classifier; nothing
-                has run.
+            ValueError: a prompt is invalid, the activation is unknown, or the model is no classifier; earlier
+                prompts may have run.
             RuntimeError: a request failed.
         """
         if isinstance(prompts, str):
@@ -342,8 +342,7 @@ class LLM:
         if chosen not in list(ScoreActivation):
             raise ValueError(f"activation must be one of {', '.join(ScoreActivation)}, not {chosen!r}")
         entries = self._requests.build_embedding_entries(prompts, Pooling.LAST, False, classify=True)
-        self._run_batch(entries, progress)
-        vectors = [entry.vector for entry in entries if entry.vector is not None]
+        vectors = self._compute_vectors(entries, len(prompts), progress)
         logits = np.stack(vectors) if vectors else np.empty((0, len(info.labels)), np.float32)
         return apply_activation(logits, ScoreActivation(chosen))
 
@@ -381,15 +380,19 @@ class LLM:
         prompts = [self._conversations.encode(index, messages) for index, messages in enumerate(chats)]
         return self.generate(prompts, params, progress=progress)
 
-    def _run_batch(self, entries: list[BatchEntry], progress: bool | None) -> None:
-        """Run a batch to completion.
+    def _compute_vectors(
+        self, entries: Iterator[BatchEntry], count: int, progress: bool | None
+    ) -> list[NDArray[np.float32]]:
+        """Return the vectors of `count` prompts; prompts are tokenized while the device computes others."""
+        most = STEPS_AHEAD * self.options.prefill_chunk_tokens
+        batch = Batch(self.engine, entries, self.options.max_waiting_requests, most)
+        self._run_batch(batch, count, progress)
+        return [entry.vector for entry in batch.entries if entry.vector is not None]
 
-        `progress` sets whether to show a progress bar. If it is None, a bar is shown only if standard error
-        is a terminal.
-        """
-        batch = Batch(self.engine, entries, self.options.max_waiting_requests)
+    def _run_batch(self, batch: Batch, count: int, progress: bool | None) -> None:
+        """Run a batch of `count` requests; without `progress`, only a terminal gets a progress bar."""
         if sys.stderr.isatty() if progress is None else progress:
-            with ProgressBar(len(entries)) as bar:
+            with ProgressBar(count) as bar:
                 batch.run(bar.advance)
         else:
             batch.run(lambda finished, tokens: None)

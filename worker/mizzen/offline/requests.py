@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from msgspec.structs import replace
@@ -66,19 +66,16 @@ class RequestBuilder:
 
     def build_embedding_entries(
         self, prompts: Prompts, pooling: Pooling, normalize: bool, *, classify: bool = False
-    ) -> list[BatchEntry]:
-        """Return an entry for each prompt, for embeddings, or with `classify` for the logits of labels.
+    ) -> Iterator[BatchEntry]:
+        """Yield an entry for each prompt, for embeddings, or with `classify` for the logits of labels.
 
         Raises:
             ValueError: a prompt is invalid.
         """
         sampling = SamplingParams(temperature=0.0, max_tokens=1)
-        return [
-            BatchEntry(
-                self._build_request(self._token_ids(i, prompt), sampling, pooling, normalize, classify), None
-            )
-            for i, prompt in enumerate(prompts)
-        ]
+        for i, prompt in enumerate(prompts):
+            ids = self._token_ids(i, prompt)
+            yield BatchEntry(self._build_request(ids, sampling, pooling, normalize, classify), None)
 
     def _build_entry(
         self, index: int, prompt: str | Sequence[int] | Int32 | ImagePrompt, params: SamplingParams
@@ -132,7 +129,7 @@ class RequestBuilder:
         info = self._info
         ids = np.asarray(prompt, dtype=np.int64)
         self._check_length(index, ids.size if ids.ndim == 1 else 0)
-        if ids.min() < 0 or ids.max() >= info.vocab_size:
+        if ids.view(np.uint64).max() >= info.vocab_size:  # negative numbers become large ones
             raise ValueError(f"prompt {index} holds ids outside the vocabulary (0 to {info.vocab_size - 1})")
         return ids.astype(np.int32)
 

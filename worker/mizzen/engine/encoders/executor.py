@@ -152,7 +152,12 @@ def pool_prompts(
     vectors = hidden[upload(np.where(first, ends - lengths, ends - 1))].float()
     mean = np.array([pooling is Pooling.MEAN for pooling in poolings])
     if mean.any():
-        # By default, the sum of the lengths is checked, for which the host waits.
-        means = torch.segment_reduce(hidden.float(), "mean", lengths=upload(lengths), axis=0, unsafe=True)
+        if hidden.is_cuda:
+            from mizzen.kernels.prompt_means import mean_prompts
+
+            means = mean_prompts(hidden, upload(ends))
+        else:
+            # By default, the sum of the lengths is checked, for which the host waits.
+            means = torch.segment_reduce(hidden.float(), "mean", lengths=upload(lengths), axis=0, unsafe=True)
         vectors = torch.where(upload(mean)[:, None], means, vectors)
     return vectors
