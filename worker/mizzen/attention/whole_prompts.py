@@ -28,7 +28,9 @@ FLASH_DTYPES = (torch.bfloat16, torch.float16)
 """Dtypes for which there are FlashAttention kernels for prompts of unequal lengths on GPUs."""
 MAX_FLASH_HEAD_DIM = 256
 TILED_HEAD_DIMS = (32, 64)
+"""Head sizes for which Mizzen's own kernel is faster than FlashAttention 3 for short prompts (on an H100)."""
 MAX_TILED_TOKENS = 2048
+"""Longest prompts for which it is faster; with a window it always is."""
 
 PromptKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int], torch.Tensor]
 """Function (q, k, v, begins, longest, reach) that computes attention within prompts of unequal lengths.
@@ -121,7 +123,7 @@ class PromptAttention:
             window = None
         reach = -1 if window is None else window
         if self.offsets is not None and self.runs_tiles(q, reach):
-            return self.attend_by_tiles(q, k, v, reach).flatten(1)
+            return self.attend_by_tiles(q, k, v, self.offsets, reach).flatten(1)
         kernel = select_prompt_kernel(self.device, q.dtype, q.shape[-1])
         if kernel is not None and self.offsets is not None:
             return kernel(q, k, v, self.offsets, self.longest, reach).flatten(1)
@@ -139,13 +141,13 @@ class PromptAttention:
         return short and q.dtype in FLASH_DTYPES and q.shape[-1] in TILED_HEAD_DIMS and has_wgmma(self.device)
 
     def attend_by_tiles(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, reach: int
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, begins: torch.Tensor, reach: int
     ) -> torch.Tensor:
-        """Compute attention by `mizzen.kernels.attention.whole_prompts`; see `PromptKernel`."""
+        """Compute attention by Mizzen's own kernel; for the arguments see `PromptKernel`."""
         from mizzen.kernels.attention.whole_prompts import attend_tiles, plan_tiles
 
         if self.tiles is None:
-            self.tiles = plan_tiles(self.offsets, len(q), self.longest)
+            self.tiles = plan_tiles(begins, len(q), self.longest)
         return attend_tiles(q, k, v, self.tiles, reach)
 
     def attend_prompt(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """RMSNorm (arXiv 1910.07467), alone or fused with the residual addition before it, and LayerNorm (arXiv
-1607.06450) fused with it."""
+1607.06450) fused with it or with a bias before it."""
 
 from __future__ import annotations
 
@@ -106,14 +106,17 @@ def add_rms_norm(
 
 
 @triton.jit
-def _add_layer_norm_kernel(
+def _layer_norm_kernel(
     x,
     residual,
+    shift,
     weight,
     bias,
     out,
     size,
     epsilon,
+    ADD: tl.constexpr,
+    SHIFT: tl.constexpr,
     BIAS: tl.constexpr,
     STORE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -126,7 +129,9 @@ def _add_layer_norm_kernel(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    value = load_sum(x, residual, row, size, size, columns, inside, True, STORE).to(tl.float32)
+    value = load_sum(x, residual, row, size, size, columns, inside, ADD, STORE).to(tl.float32)
+    if SHIFT:
+        value += tl.load(shift + columns, inside, 0.0).to(tl.float32)
     mean = tl.sum(value, 0) / size
     value = tl.where(inside, value - mean, 0.0)
     variance = tl.sum(value * value, 0) / size
@@ -150,17 +155,47 @@ def add_layer_norm(
     x, `residual` and the result are [rows, size], contiguous, in the model's dtype; weight and bias may also
     be float32. Sums are in float32. With `keeps_sum`, `residual` becomes the sum; else it is not changed.
     """
+    return _launch_layer_norm(x, residual, None, weight, bias, epsilon, keeps_sum)
+
+
+def shifted_layer_norm(
+    x: torch.Tensor,
+    shift: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    epsilon: float,
+) -> torch.Tensor:
+    """Return x plus `shift` [size], layer-normalised, scaled by `weight` [size], plus `bias` [size].
+
+    x and the result are [rows, size], contiguous, in the model's dtype; weight and biases may also be
+    float32. Sums are in float32.
+    """
+    return _launch_layer_norm(x, None, shift, weight, bias, epsilon, False)
+
+
+def _launch_layer_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    epsilon: float,
+    keeps_sum: bool,
+) -> torch.Tensor:
     rows, size = x.shape
     out = torch.empty_like(x)
     block = triton.next_power_of_2(size)
-    _add_layer_norm_kernel[(rows,)](
+    _layer_norm_kernel[(rows,)](
         x,
-        residual,
+        x if residual is None else residual,
+        weight if shift is None else shift,
         weight,
         weight if bias is None else bias,
         out,
         size,
         epsilon,
+        ADD=residual is not None,
+        SHIFT=shift is not None,
         BIAS=bias is not None,
         STORE=keeps_sum,
         BLOCK=block,

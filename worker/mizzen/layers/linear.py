@@ -174,8 +174,9 @@ class RowParallelLinear:
         own_columns = shard.stop - shard.start
         self.method = build.linear(LinearKind.ROW, (part,), rows=rows, columns=own_columns, bias=adds_bias)
         self.empty = build.allocate(0)
-        self.fuses_add = build.fused and build.collectives.size == 1 and not bias
-        """Whether the GEMM may add its output to the residual stream."""
+        self.has_bias = bias
+        self.fuses_add = build.fused and build.collectives.size == 1
+        """Whether the GEMM may add its product to the residual stream."""
 
     def targets(self) -> Iterator[WeightTarget]:
         """Yield the destinations of the checkpoint's tensors."""
@@ -197,6 +198,16 @@ class RowParallelLinear:
             `residual` [tokens, rows]. None if the GEMM has already added its output to `residual` in place,
             which it may do for large batches.
         """
-        if self.fuses_add and len(x) >= MIN_FUSED_ADD_ROWS and self.method.add_to_residual(residual, x):
+        if not self.has_bias and self.add_without_bias(residual, x):
             return None
         return self.method.apply(x)
+
+    def add_without_bias(self, residual: torch.Tensor, x: torch.Tensor) -> bool:
+        """Multiply x [tokens, columns], and add the product, without the bias, to `residual` [tokens, rows].
+
+        Returns:
+            True if this was done. False if no GEMM can add, or if that is not faster; nothing was done.
+        """
+        if not self.fuses_add or len(x) < MIN_FUSED_ADD_ROWS:
+            return False
+        return self.method.add_to_residual(residual, x)

@@ -67,6 +67,10 @@ class Norm(ABC):
         """Return the normalised sum of x and `residual`, [tokens, size] each; x may be overwritten."""
         return self(x.add_(residual))
 
+    def normalise_shifted(self, x: torch.Tensor, shift: torch.Tensor | None) -> torch.Tensor:
+        """Return x [tokens, size] plus `shift` [size], normalised."""
+        return self(x if shift is None else x + shift)
+
 
 class RMSNorm(Norm):
     """Normalises the last dimension to a root mean square of 1, then multiplies it by a learned weight."""
@@ -158,6 +162,14 @@ class LayerNorm(Norm):
 
             return add_layer_norm(x, residual, self.weight, self.bias, self.epsilon, keeps_sum=False)
         return super().normalise_sum(x, residual)
+
+    def normalise_shifted(self, x: torch.Tensor, shift: torch.Tensor | None) -> torch.Tensor:
+        """Return x [tokens, size] plus `shift` [size], normalised."""
+        if self.fused and self.weight.dim() == 1:
+            from mizzen.kernels.norm import shifted_layer_norm
+
+            return shifted_layer_norm(x, shift, self.weight, self.bias, self.epsilon)
+        return super().normalise_shifted(x, shift)
 
 
 def make_norm(

@@ -132,6 +132,9 @@ class LinearMethod(ABC):
     Whatever their format, the weights keep their addresses once loaded, so that captured graphs stay valid.
     """
 
+    bias: torch.Tensor | None = None
+    """Bias [rows], if the method keeps one."""
+
     @abstractmethod
     def targets(self) -> Iterator[WeightTarget]:
         """Yield the destinations of the checkpoint's tensors."""
@@ -196,7 +199,7 @@ class LinearMethod(ABC):
         return None
 
     def add_to_residual(self, residual: torch.Tensor, x: torch.Tensor) -> bool:
-        """Multiply x [tokens, columns], and add the product to `residual` [tokens, rows] in place.
+        """Multiply x [tokens, columns], and add the product without `bias` to `residual` [tokens, rows].
 
         Returns:
             True if this was done. False if the method has no GEMM that adds, and has done nothing.

@@ -67,7 +67,5 @@ class UnquantizedLinear(LinearMethod):
 
     def add_to_residual(self, residual: torch.Tensor, x: torch.Tensor) -> bool:
         """Multiply x [tokens, columns] without the bias, and add the product to `residual` in place."""
-        if self.bias is not None:
-            return False
         torch.addmm(residual, x, self.weight.t(), out=residual)
         return True

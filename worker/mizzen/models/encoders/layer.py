@@ -53,12 +53,12 @@ class EncoderAttention:
         yield from self.qkv_proj.targets()
         yield from self.o_proj.targets()
 
-    def __call__(self, x: torch.Tensor, attend: Attend, angles: Angles | None) -> torch.Tensor:
-        """Return the attention's output [tokens, hidden] for x [tokens, hidden]."""
+    def mix_tokens(self, x: torch.Tensor, attend: Attend, angles: Angles | None) -> torch.Tensor:
+        """Return the inputs of the output projection, [tokens, hidden], for x [tokens, hidden]."""
         q, k, v = (part.view(-1, *self.heads) for part in self.qkv_proj(x).chunk(3, dim=-1))
         if angles is not None:
             q, k = rotate(q, *angles), rotate(k, *angles)
-        return self.o_proj(attend(q, k, v, self.window))
+        return attend(q, k, v, self.window)
 
 
 class EncoderMLP:
@@ -86,11 +86,11 @@ class EncoderMLP:
         yield from self.inner.targets()
         yield from self.down.targets()
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the block's output [tokens, hidden] for x [tokens, hidden]."""
+    def activate(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the inputs of the down projection, [tokens, intermediate], for x [tokens, hidden]."""
         if self.has_gate:
-            return self.down(self.activation.gate(self.inner(x)))
-        return self.down(self.inner.apply_activation(x, self.activation))
+            return self.activation.gate(self.inner(x))
+        return self.inner.apply_activation(x, self.activation)
 
 
 class EncoderLayer:
@@ -117,10 +117,18 @@ class EncoderLayer:
 
     def __call__(self, x: torch.Tensor, attend: Attend, angles: Angles | None) -> torch.Tensor:
         """Return the layer's output [tokens, hidden] for x [tokens, hidden], which may be overwritten."""
-        norm = self.attention_norm
+        norm, o_proj, down = self.attention_norm, self.attention.o_proj, self.mlp.down
         if self.norm_first or norm is None:
-            inner = self.attention(x if norm is None else norm(x), attend, angles)
-            inner = self.mlp(self.mlp_norm.add(inner, x))
-            return x.add_(inner)
-        x = norm.normalise_sum(self.attention(x, attend, angles), x)
-        return self.mlp_norm.normalise_sum(self.mlp(x), x)
+            mixed = self.attention.mix_tokens(x if norm is None else norm(x), attend, angles)
+            return x.add_(down(self.mlp.activate(self.mlp_norm.add(o_proj(mixed), x))))
+        x = project_add_norm(o_proj, self.attention.mix_tokens(x, attend, angles), x, norm)
+        return project_add_norm(down, self.mlp.activate(x), x, self.mlp_norm)
+
+
+def project_add_norm(
+    linear: RowParallelLinear, inner: torch.Tensor, x: torch.Tensor, norm: Norm
+) -> torch.Tensor:
+    """Return the normalised sum of x [tokens, hidden], which may be overwritten, and linear(inner)."""
+    if linear.add_without_bias(x, inner):
+        return norm.normalise_shifted(x, linear.method.bias)
+    return norm.normalise_sum(linear(inner), x)

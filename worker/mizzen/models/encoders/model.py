@@ -92,8 +92,9 @@ class EncoderModel:
         if self.token_types is not None:
             x += self.token_types.weight[0] if token_types is None else self.token_types(token_types)
         if self.positions is not None:
-            x += self.positions(positions)
-        x = self.embedding_norm(x)
+            x = self.embedding_norm.normalise_sum(self.positions(positions), x)
+        else:
+            x = self.embedding_norm(x)
         angles = [rotary.angles(positions) for rotary in self.rotaries]
         for index, layer in enumerate(self.layers):
             x = layer(x, attend, angles[self.config.rope_index(index)] if angles else None)
