@@ -2,10 +2,10 @@
 """Weights and inputs in 8 bits (FP8 E4M3 or INT8), multiplied by the tensor cores in 8 bits.
 
 The weight stays row-major, as loaded, in one copy. Small batches use `mizzen.kernels.gemm.w8a8_swap_ab`, and
-larger ones sgl_kernel's GEMMs on the same weight, which compute faster, but load the weights of small batches
-more slowly. Inputs are quantized as the checkpoint asks for, in the kernel of the norm before the layer or in
-a separate kernel. A scale of all tokens of a batch is replaced by a scale for each token, which is at least
-as exact and does not depend on the other requests of the batch.
+larger ones GEMMs of libraries on the same weight (cuBLAS through PyTorch, and sgl_kernel), which compute
+faster, but load the weights of small batches more slowly. Inputs are quantized as the checkpoint asks for, in
+the kernel of the norm before the layer or in a separate kernel. A scale of all tokens of a batch is replaced
+by a scale for each token, which is at least as exact and does not depend on the other requests of the batch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
+from torch.nn.functional import ScalingType
 
 from mizzen.layers.linear_methods.base import (
     GateActivation,
@@ -48,12 +50,19 @@ LIBRARY_MULTIPLE = 16
 """The library's GEMMs need numbers of rows and columns that are multiples of this."""
 MAX_BATCH = 96
 """Largest batch for which the small-batch kernel was measured to be no slower than a library GEMM (H200)."""
-MAX_SWIGLU_BATCH = 256
-"""As `MAX_BATCH`, with fused SwiGLU, compared with a library GEMM and a SwiGLU kernel."""
+MAX_SWIGLU_BATCH = 192
+"""As `MAX_BATCH`, with fused SwiGLU, compared with a library GEMM and a SwiGLU kernel (H100)."""
+MAX_INT8_SWIGLU_BATCH = 256
+"""As `MAX_SWIGLU_BATCH`, for INT8."""
 MAX_GROUPED_BATCH = 128
 """As `MAX_BATCH`, for scales of blocks."""
 MAX_SWIGLU_GROUPED_BATCH = 96
 """As `MAX_SWIGLU_BATCH`, for scales of blocks."""
+MAX_SGL_BATCH, MAX_SGL_ROWS = 256, 4096
+"""Largest batch, and largest number of rows of the weight, for which sgl_kernel's FP8 GEMM with scales of
+channels was measured to be faster than cuBLAS (H100)."""
+CUBLAS_GROUPS = 4
+"""cuBLAS supports weights with scales of blocks if the groups of columns are a multiple of this number."""
 MAX_EARLY_BATCH = 8
 """Largest batch of a column-parallel layer during whose product the next kernel may start.
 
@@ -310,7 +319,9 @@ def max_batch(operands: Operands, *, swiglu: bool) -> int:
         return MAX_SUPPORTED
     if operands.weight.grouped:
         return MAX_SWIGLU_GROUPED_BATCH if swiglu else MAX_GROUPED_BATCH
-    return MAX_SWIGLU_BATCH if swiglu else MAX_BATCH
+    if not swiglu:
+        return MAX_BATCH
+    return MAX_INT8_SWIGLU_BATCH if operands.weight.values.dtype == torch.int8 else MAX_SWIGLU_BATCH
 
 
 def make_input_format(weight: QuantizedWeight) -> InputFormat:
@@ -330,7 +341,7 @@ def make_input_format(weight: QuantizedWeight) -> InputFormat:
 
 
 def library_supports(weight: QuantizedWeight) -> bool:
-    """Return whether a GEMM of sgl_kernel supports a weight with float32 scales, and is installed."""
+    """Return whether the libraries' GEMMs support a weight with float32 scales, and are installed."""
     if importlib.util.find_spec("sgl_kernel") is None:
         return False
     if weight.scales.shape[1] > 1:
@@ -340,18 +351,34 @@ def library_supports(weight: QuantizedWeight) -> bool:
 
 
 def library_gemm(operands: Operands, inputs: QuantizedInputs) -> torch.Tensor:
-    """Multiply quantized inputs by a weight with sgl_kernel's GEMMs; return bfloat16 [tokens, rows]."""
-    sgl_kernel: Any = importlib.import_module("sgl_kernel")
+    """Multiply quantized inputs by a weight with the fastest library; return bfloat16 [tokens, rows]."""
     weight, count = operands.weight, len(inputs.values)
-    values = weight.values.t()
     if weight.grouped:
-        # The GEMM would copy x to pad the tokens, so the unused rows behind the tokens are multiplied, too.
-        padded = (inputs.scales.shape[1], inputs.values.shape[1])
-        x = inputs.values.as_strided(padded, (padded[1], 1))
-        scales, weight_scales = inputs.scales.t(), weight.scales.t()
-        out = sgl_kernel.fp8_blockwise_scaled_mm(x, values, scales, weight_scales, torch.bfloat16)[:count]
-        return out if weight.bias is None else out.add_(operands.library_bias)
-    scales = inputs.scales.expand(count).contiguous()[:, None]
+        return multiply_blocks(weight, inputs, operands.library_bias)
+    values, scales = weight.values.t(), inputs.scales.expand(count).contiguous()[:, None]
     int8 = weight.values.dtype == torch.int8
-    gemm = sgl_kernel.int8_scaled_mm if int8 else sgl_kernel.fp8_scaled_mm
-    return gemm(inputs.values, values, scales, weight.scales, torch.bfloat16, operands.library_bias)
+    if int8 or (count <= MAX_SGL_BATCH and len(weight.values) <= MAX_SGL_ROWS):
+        sgl_kernel: Any = importlib.import_module("sgl_kernel")
+        gemm = sgl_kernel.int8_scaled_mm if int8 else sgl_kernel.fp8_scaled_mm
+        return gemm(inputs.values, values, scales, weight.scales, torch.bfloat16, operands.library_bias)
+    by_row = ScalingType.RowWise
+    return F.scaled_mm(
+        inputs.values, values, scales, by_row, weight.scales.t(), by_row,
+        bias=operands.library_bias, output_dtype=torch.bfloat16, use_fast_accum=True,
+    )  # fmt: skip
+
+
+def multiply_blocks(weight: W8A8Weight, inputs: QuantizedInputs, bias: torch.Tensor | None) -> torch.Tensor:
+    """Multiply FP8 inputs by a weight, both with scales of blocks; return bfloat16 [tokens, rows]."""
+    # There are scales of a multiple of four tokens, so the unused rows behind the tokens are multiplied, too.
+    padded = (inputs.scales.shape[1], inputs.values.shape[1])
+    x, values = inputs.values.as_strided(padded, (padded[1], 1)), weight.values.t()
+    scales, weight_scales = inputs.scales.t(), weight.scales.t()
+    if weight.scales.shape[1] % CUBLAS_GROUPS:
+        sgl_kernel: Any = importlib.import_module("sgl_kernel")
+        out = sgl_kernel.fp8_blockwise_scaled_mm(x, values, scales, weight_scales, torch.bfloat16)
+    else:
+        by_token, by_block = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
+        out = F.scaled_mm(x, values, scales, by_token, weight_scales, by_block, output_dtype=torch.bfloat16)
+    out = out[: len(inputs.values)]
+    return out if bias is None else out.add_(bias)
