@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from mizzen import LLM, SamplingParams
 from mizzen.commands.options import settings
 from mizzen.engine.config import EngineOptions
 from mizzen.offline import llm as offline
+from mizzen.offline.batch import STEPS_AHEAD, Batch
 
 DEMO = Path(__file__).parents[2] / "models/demo"
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
@@ -184,6 +186,35 @@ def test_embed_returns_one_vector_per_text(llm: LLM) -> None:
     with pytest.raises(ValueError, match="prompts must be a list"):
         llm.embed("A pod")
     assert not llm.engine.busy
+
+
+def test_prompts_of_embeddings_are_prepared_while_others_run(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llm, "options", replace(llm.options, prefill_chunk_tokens=8))
+    prompts = [[3 + i % 7, 4, 5, 6, 7, 8, 9, 10] for i in range(40)]
+    unfinished: list[int] = []
+    finished: list[None] = []
+    build, step = llm._requests._token_ids, Batch._step
+
+    def count(index: int, prompt: Any) -> Any:
+        unfinished.append(index - len(finished))
+        return build(index, prompt)
+
+    def collect(batch: Batch) -> tuple[int, int]:
+        result = step(batch)
+        finished.extend([None] * result[0])
+        return result
+
+    monkeypatch.setattr(llm._requests, "_token_ids", count)
+    monkeypatch.setattr(Batch, "_step", collect)
+    vectors = llm.embed(prompts)
+    assert len(unfinished) == 40 and max(unfinished) < STEPS_AHEAD
+    assert abs(vectors[0] - vectors[7]).max() < 1e-5
+    with pytest.raises(ValueError, match="prompt 30 holds ids outside"):
+        llm.embed([*prompts[:30], [99999], *prompts[31:]])
+    assert not llm.engine.busy
+    assert abs(llm.embed(prompts[:3]) - vectors[:3]).max() < 1e-5
 
 
 def test_parameters_reject_tokens_outside_the_vocabulary(llm: LLM) -> None:

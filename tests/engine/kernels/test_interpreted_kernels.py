@@ -28,6 +28,7 @@ QUANTIZED_EXPERTS = (
 FLASH_DECODE = "tests/gpu/attention/test_flash_decode_triton.py"
 KERNELS = (
     "tests/gpu/kernels/test_kernels.py",
+    "tests/gpu/attention/test_whole_prompts.py",
     "tests/gpu/kernels/test_dequantize_mxfp4.py",
     "tests/gpu/kernels/test_expert_kernels.py",
     "tests/gpu/kernels/test_coded_mixtures.py",

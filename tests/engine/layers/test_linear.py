@@ -70,6 +70,18 @@ def test_layers_that_cannot_fuse_the_addition_return_a_term(build: dict[str, obj
     assert not residual.any()
 
 
+def test_a_layer_with_a_bias_can_add_its_product_without_it() -> None:
+    down = layer(bias=True)
+    down.method.bias.fill_(5)  # type: ignore[union-attr]
+    count = MIN_FUSED_ADD_ROWS
+    x, residual = torch.randn(count, 40, dtype=torch.float64), torch.randn(count, 24, dtype=torch.float64)
+    expected, original = residual + down(x) - 5, residual.clone()
+    assert not down.add_without_bias(residual[1:], x[1:])
+    assert torch.equal(residual, original)
+    assert down.add_without_bias(residual, x)
+    torch.testing.assert_close(residual, expected)
+
+
 class AdaptedLinear(LinearMethod):
     """A linear method whose result is not just a GEMM with its weight, as with an adapter."""
 

@@ -22,6 +22,7 @@ from mizzen.engine.encoders.executor import prompt_positions
 from mizzen.engine.encoders.loading import log_faster_precision
 from mizzen.engine.loading.memory_budget import MemoryShortage
 from mizzen.gateway.text.tokenizer import Tokenizer
+from mizzen.layers import linear
 from mizzen.layers.rope import inverse_frequencies
 from mizzen.models.encoders.gte import read_gte_rope
 from mizzen.models.hf_fields import ConfigError, Fields
@@ -54,6 +55,34 @@ def test_embeddings_equal_those_of_transformers(tmp_path: Path, family: str) -> 
         with pytest.raises(ValueError, match="language-model head"):
             llm.generate([[5]])
         assert llm.engine.integrity_faults == 0
+
+
+@pytest.mark.parametrize("family", ["Bert", "NomicBert"])
+def test_products_that_gemms_add_to_the_residual_stream_change_nothing(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, the GEMMs of large batches add their products, and norms the biases."""
+    save_encoder(tmp_path, family)
+    prompts, added = random_prompts(LENGTHS), []
+    with LLM(tmp_path, **OPTIONS) as llm:
+        expected = embed(llm, prompts, Pooling.MEAN)
+    start, add = linear.RowParallelLinear.__init__, linear.RowParallelLinear.add_without_bias
+
+    def start_fused(self: Any, *arguments: Any, **options: Any) -> None:
+        start(self, *arguments, **options)
+        self.fuses_add = True
+
+    monkeypatch.setattr(linear, "MIN_FUSED_ADD_ROWS", 100)
+    monkeypatch.setattr(linear.RowParallelLinear, "__init__", start_fused)
+    monkeypatch.setattr(
+        linear.RowParallelLinear, "add_without_bias", lambda *args: added.append(add(*args)) or added[-1]
+    )
+    with LLM(tmp_path, **OPTIONS) as llm:
+        added.clear()
+        np.testing.assert_allclose(embed(llm, prompts, Pooling.MEAN), expected, atol=2e-5)
+        assert added and all(added)
+        embed(llm, prompts[:1], Pooling.MEAN)
+        assert not added[-1]
 
 
 def test_a_padding_token_within_a_prompt_has_the_position_of_transformers(tmp_path: Path) -> None:

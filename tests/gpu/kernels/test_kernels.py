@@ -22,7 +22,7 @@ from mizzen.engine.uploader import Uploader
 from mizzen.kernels import decode_inputs
 from mizzen.kernels.attention.page_indices import PageIndices, build_page_indices
 from mizzen.kernels.attention.qk_norm_rope import qk_norm_rope
-from mizzen.kernels.norm import add_rms_norm, rms_norm
+from mizzen.kernels.norm import add_layer_norm, add_rms_norm, rms_norm, shifted_layer_norm
 from mizzen.kernels.sampling import sample as sampling
 from mizzen.kernels.swiglu import gate_mul
 from mizzen.layers.rope import rotate
@@ -51,6 +51,24 @@ def test_norms_equal_plain_operations(dtype: torch.dtype, size: int) -> None:
     expected = F.rms_norm(wanted_sum.float(), (size,), weight.float(), 1e-6)
     close(rms_norm(x, weight, 1e-6), F.rms_norm(x.float(), (size,), weight.float(), 1e-6))
     close(add_rms_norm(x, residual, weight, 1e-6), expected)
+    assert torch.equal(residual, wanted_sum)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [8, 96, 1024])
+def test_layer_norms_equal_plain_operations(dtype: torch.dtype, size: int) -> None:
+    x, residual = normal(5, size, dtype=dtype), normal(5, size, dtype=dtype, seed=1)
+    weight, bias, shift = (normal(size, dtype=dtype, seed=seed) for seed in (2, 3, 4))
+
+    def expect(value: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(value.float(), (size,), weight.float(), bias.float(), 1e-6)
+
+    wanted_sum, unchanged = x + residual, residual.clone()
+    close(shifted_layer_norm(x, shift, weight, bias, 1e-6), expect(x.float() + shift.float()))
+    close(shifted_layer_norm(x, None, weight, bias, 1e-6), expect(x))
+    close(add_layer_norm(x, residual, weight, bias, 1e-6, keeps_sum=False), expect(wanted_sum))
+    assert torch.equal(residual, unchanged)
+    close(add_layer_norm(x, residual, weight, bias, 1e-6), expect(wanted_sum))
     assert torch.equal(residual, wanted_sum)
 
 
