@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -117,3 +119,26 @@ def test_unsupported_shapes_are_errors() -> None:
         w8a8_swap_ab_gemm(weight, inputs)
     assert not supports(torch.zeros(64, 40, dtype=INT8), grouped=False)
     assert not supports(torch.zeros(64, 256, dtype=INT8), grouped=True)
+
+
+@pytest.mark.parametrize("count", [97, 130, 257, 1026])
+@pytest.mark.parametrize(("rows", "columns"), [(1024, 768), (4096, 4096), (6144, 2048)])
+@pytest.mark.parametrize("kind", ["channels", "blocks", "int8"])
+def test_products_of_libraries_are_exact_but_for_rounding(
+    kind: str, rows: int, columns: int, count: int
+) -> None:
+    from mizzen.kernels.quantization.inputs import InputFormat
+    from mizzen.layers.linear_methods.w8a8 import Operands, library_gemm
+
+    int8, step = kind == "int8", 128 if kind == "blocks" else 1
+    weight, inputs, expected = make_operands(int8, rows, columns, count, step, 128 if step > 1 else 0)
+    bias = normal(rows) / 10
+    for added in (None, bias):
+        weight = replace(weight, bias=None if added is None else added.float())
+        format = InputFormat(dtype=inputs.values.dtype, grouped=step > 1)
+        out = library_gemm(
+            Operands(weight=weight, inputs=format, library_bias=added, uses_library=True), inputs
+        )
+        wanted = expected if added is None else expected + added.double()
+        assert out.shape == (count, rows) and out.dtype == torch.bfloat16
+        assert (out.double() - wanted).norm() < 5e-3 * wanted.norm()
