@@ -64,8 +64,6 @@ def unsupported_reason(geometry: Geometry, kv: KVFormat) -> str | None:
         return f"at most {MAX_GQA_GROUP_SIZE} query heads may share a KV head, not {geometry.gqa_group_size}"
     if geometry.softcap is not None:
         return "it does not support attn_logit_softcapping"
-    if geometry.has_sinks:
-        return "it does not support attention sinks"
     return None
 
 
@@ -159,6 +157,7 @@ class FlashDecodeBatch:
             table=self.table,
             page_size=kv.page_size,
             score_scale=self.backend.geometry.score_scale,
+            sinks=None if self.backend.sinks is None else self.backend.sinks[layer],
         )
         backend, window = self.backend, self.backend.geometry.windows[layer]
         split_plan = {} if self.plans is None else {"items": self.plans[window]}
@@ -187,6 +186,8 @@ class FlashDecodeAttention(AttentionBackend):
         self.sm_count = torch.cuda.get_device_properties(device).multi_processor_count
         self.blocks_per_sm = flash_decode_mma.BLOCKS_PER_SM[size, kv.dtype] if self.uses_mma else 0
         self.windows = tuple(dict.fromkeys(geometry.windows))
+        self.sinks = None if kv.sinks is None else kv.sinks.float() * flash_decode_triton.LOG2E
+        """Scores of the attention sinks, times log2(e), float32 [layers, heads]; None for a model without."""
         # Kernels run one after another, so all layers and batches share one workspace.
         room = max(
             MIN_WORKSPACE_PROGRAMS,
@@ -203,9 +204,8 @@ class FlashDecodeAttention(AttentionBackend):
         from mizzen.kernels.attention import flash_decode_mma
 
         keys, page = self.kv.keys[0], self.kv.page_size
-        return flash_decode_mma.kernel_specs(
-            keys, self.geometry.gqa_group_size, page, self.windows, norm=norm
-        )
+        group, sinks = self.geometry.gqa_group_size, self.sinks is not None
+        return flash_decode_mma.kernel_specs(keys, group, page, self.windows, norm=norm, sinks=sinks)
 
     def tiling(self, rows: int) -> DecodeTiling:
         """Return the tiling of a batch of `rows` rows."""

@@ -152,6 +152,11 @@ __device__ __forceinline__ void norm_rope_head(
             }
         }
 }
+// Starts the sum of the weights with an attention sink, a key whose value is zero, and raises the maximum to its score.
+__device__ __forceinline__ void add_sink(float& max_score, float& weight, float score) {
+    max_score = fmaxf(max_score, score);
+    weight = exp2_approx(score - max_score);
+}
 // Adds x times a factor to a sum of four outputs.
 __device__ __forceinline__ void add_scaled(float4& sum, float4 x, float factor) {
     sum.x = fmaf(x.x, factor, sum.x), sum.y = fmaf(x.y, factor, sum.y);

@@ -4,6 +4,7 @@
 
 // q: raw QKV projections [rows, stride] whose first KV_HEADS * GQA_GROUP heads are queries, followed by keys and values; without
 // FUSED_QKV, queries that are already normalised and rotated. out: [rows, KV_HEADS * GQA_GROUP, HEAD_DIM].
+// With SINKS, sinks [KV_HEADS * GQA_GROUP] holds the score of each head's attention sink, times log2(e).
 // The grid is (splits, KV_HEADS, rows). With PLANNED_SPLITS it is (KV_HEADS, items); an item names the row, the split, the number of
 // splits of the row, and the row's first partial result; see split_plan.py.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
@@ -16,7 +17,11 @@ flash_decode_mma(const unsigned short* q, const unsigned short* q_scales, const 
 #else
     int most_splits,
 #endif
-    float epsilon, float scale) {
+    float epsilon, float scale
+#if SINKS
+    , const float* sinks
+#endif
+) {
     __shared__ __align__(16) float merged[WARPS][GQA_GROUP][HEAD_DIM];
     __shared__ float max_scores[WARPS][GQA_GROUP], weight_sums[WARPS][GQA_GROUP];
     asm volatile("griddepcontrol.launch_dependents;");
@@ -75,6 +80,10 @@ flash_decode_mma(const unsigned short* q, const unsigned short* q_scales, const 
         LOAD_KEYS(tile, page)
         LOAD_VALUES(tile, page)
     }
+#if SINKS
+    __shared__ float sink_scores[GQA_GROUP];
+    if (threadIdx.x < GQA_GROUP) sink_scores[threadIdx.x] = sinks[head * GQA_GROUP + threadIdx.x];
+#endif
 #if FUSED_QKV
     // PDL wait: outputs of earlier kernels of this step are neither read nor overwritten before this point.
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -249,6 +258,9 @@ flash_decode_mma(const unsigned short* q, const unsigned short* q_scales, const 
         float4 sum = {};
 #pragma unroll
         for (int i = 0; i < WARPS; i++) max_score = fmaxf(max_score, max_scores[i][query]);
+#if SINKS
+        if (splits == 1) add_sink(max_score, weight, sink_scores[query]);  // partial results have no share of it
+#endif
 #pragma unroll
         for (int i = 0; i < WARPS; i++) {
             const float share = exp2_approx(max_scores[i][query] - max_score);
@@ -292,6 +304,9 @@ flash_decode_mma(const unsigned short* q, const unsigned short* q_scales, const 
         float max_score = MIN_SCORE, weight = 0;
         float4 sum = {};
         for (int i = 0; i < splits; i++) max_score = fmaxf(max_score, all_stats[i][query].x);
+#if SINKS
+        add_sink(max_score, weight, sink_scores[query]);
+#endif
         for (int begin = 0; begin < splits; begin += MERGED_AT_ONCE) {
             if (begin || output != threadIdx.x * 4)
 #pragma unroll

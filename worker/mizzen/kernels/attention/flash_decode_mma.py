@@ -81,6 +81,7 @@ def compile_definitions(
     norm: bool,
     fused_qkv: bool,
     planned_splits: bool = False,
+    sinks: bool = False,
 ) -> tuple[tuple[str, int], ...]:
     """Return the preprocessor definitions of one variant of the kernel.
 
@@ -95,6 +96,7 @@ def compile_definitions(
         norm: Whether the kernel applies QK norm.
         fused_qkv: Whether the kernel starts at the raw QKV projection.
         planned_splits: Whether the kernel reads its splits from a plan of `split_plan`.
+        sinks: Whether each head has an attention sink.
     """
     shape = (
         ("HEAD_DIM", size),
@@ -106,23 +108,30 @@ def compile_definitions(
     how = (("WARPS", warps), ("MAX_SPLITS", MAX_SPLITS), ("NORM", int(norm)), ("FUSED_QKV", int(fused_qkv)))
     blocks_per_sm = BLOCKS_PER_SM[size, cache] if warps == 4 else 1
     numbers = (("FP8", int(cache == torch.float8_e4m3fn)), ("BLOCKS_PER_SM", blocks_per_sm))
-    return (*shape, *how, *numbers, ("PLANNED_SPLITS", int(planned_splits)))
+    return (*shape, *how, *numbers, ("PLANNED_SPLITS", int(planned_splits)), ("SINKS", int(sinks)))
 
 
 def kernel_specs(
-    cache: torch.Tensor, group: int, page: int, windows: Iterable[int | None], *, norm: bool
+    cache: torch.Tensor,
+    group: int,
+    page: int,
+    windows: Iterable[int | None],
+    *,
+    norm: bool,
+    sinks: bool = False,
 ) -> set[KernelSpec]:
     """Return the specs of all kernel variants that attention over a layer's key cache may use.
 
     There are variants for raw projections (with QK norm if `norm`) and for ready queries, each with equal and
     with length-aware splits. `cache` is [KV slots, kv_heads, head_dim]; `page` is the number of tokens per
-    page, and `windows` are the layers' sliding windows in tokens.
+    page, and `windows` are the layers' sliding windows in tokens. `sinks` says whether heads have attention
+    sinks.
     """
     kv_heads, size = cache.shape[1:]
     return {
         (SOURCE, "flash_decode_mma", compile_definitions(
             size, group, kv_heads, page, window, warps, cache.dtype,
-            norm=normed, fused_qkv=raw, planned_splits=planned_splits,
+            norm=normed, fused_qkv=raw, planned_splits=planned_splits, sinks=sinks,
         ))
         for window in windows
         for warps in WARP_COUNTS
@@ -199,6 +208,7 @@ def attend(
     defines = compile_definitions(
         size, heads // kv_heads, kv_heads, cache.page_size, window, tiling.warps, cache.keys.dtype,
         norm=norm, fused_qkv=qkv_prep is not None, planned_splits=items is not None,
+        sinks=cache.sinks is not None,
     )  # fmt: skip
     function = load_kernel(SOURCE, "flash_decode_mma", defines, q.device.index or 0)
     arguments = (
@@ -207,4 +217,5 @@ def attend(
         q.stride(0), tiling.splits if items is None else items, epsilon, cache.log2_scale,
     )  # fmt: skip
     blocks = (tiling.splits, kv_heads, rows) if items is None else (kv_heads, len(items), 1)
-    launch(function, blocks, 32 * tiling.warps, arguments)
+    sinks = () if cache.sinks is None else (cache.sinks,)
+    launch(function, blocks, 32 * tiling.warps, (*arguments, *sinks))

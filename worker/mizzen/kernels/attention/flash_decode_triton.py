@@ -63,10 +63,10 @@ def _attend(
 @triton.jit
 def _split_kernel(
     q, k_new, v_new, q_weight, k_weight, cos, sin, slot_mapping, slots, lengths, table, keys, values, out,
-    sums, stats, counters, columns, q_stride, epsilon, scale, k_scale, v_scale, limit,
+    sums, stats, counters, sinks, columns, q_stride, epsilon, scale, k_scale, v_scale, limit,
     KV: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
-    WINDOW: tl.constexpr, NORM: tl.constexpr, FUSED_QKV: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, NORM: tl.constexpr, FUSED_QKV: tl.constexpr, SINKS: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     SIZE: tl.constexpr = 2 * HALF
     # 8-bit floats convert to float16 in one instruction, to bfloat16 in several.
@@ -164,6 +164,12 @@ def _split_kernel(
 
     into = out + (row * KV * GROUP + head * GROUP) * SIZE
     if SPLITS == 1:
+        if SINKS:  # a sink is a key whose value is zero: it only adds to the total weight
+            sink = tl.load(sinks + head * GROUP + index, index < GROUP, _NONE)
+            higher = tl.maximum(top, sink)
+            shrink = tl.exp2(top - higher)
+            total = total * shrink + tl.exp2(sink - higher)
+            acc *= shrink[:, None]
         tl.store(
             into + group * SIZE + column_all,
             (acc * (v_scale / total)[:, None]).to(out.dtype.element_ty),
@@ -187,9 +193,17 @@ def _split_kernel(
             parts = tl.load(
                 sums + at_all[:, :, None] * SIZE + tl.arange(0, SIZE)[None, None, :], cache_modifier=".cg"
             )
-            share = tl.exp2(tops - tl.max(tops, 0)[None, :])
+            highest = tl.max(tops, 0)
+            if SINKS:
+                head_in_group = tl.arange(0, PADDED)
+                sink = tl.load(sinks + head * GROUP + head_in_group, head_in_group < GROUP, _NONE)
+                highest = tl.maximum(highest, sink)
+            share = tl.exp2(tops - highest[None, :])
+            weight = tl.sum(totals * share, 0)
+            if SINKS:
+                weight += tl.exp2(sink - highest)
             merged = tl.sum(parts * share[:, :, None], 0)
-            merged = merged * (v_scale / tl.sum(totals * share, 0))[:, None]
+            merged = merged * (v_scale / weight)[:, None]
             query_all = tl.arange(0, PADDED)[:, None]
             tl.store(into + query_all * SIZE + column_all, merged.to(out.dtype.element_ty), query_all < GROUP)
 
@@ -276,6 +290,10 @@ class LayerKV:
     """Factors by which cached keys and cached values are multiplied when they are read."""
     score_scale: float | None = None
     """Factor of the query-key products; None for 1 / sqrt(head_dim)."""
+    sinks: torch.Tensor | None = None
+    """Score of each head's attention sink, times log2(e), float32 [heads]; None for a model without.
+
+    `score_scale` does not apply to these scores."""
 
     @property
     def log2_scale(self) -> float:
@@ -319,10 +337,11 @@ def attend(
     _split_kernel[(tiling.splits, kv_heads, rows)](
         q, k_new, v_new, q_weight, k_weight, cos, sin, slot_mapping, cache.slots, cache.lengths, cache.table,
         cache.keys, cache.values, out, workspace.sums, workspace.stats, workspace.counters,
-        cache.table.shape[1], q.stride(0), epsilon, k_scale * cache.log2_scale, k_scale, v_scale,
+        q if cache.sinks is None else cache.sinks, cache.table.shape[1], q.stride(0), epsilon,
+        k_scale * cache.log2_scale, k_scale, v_scale,
         FP8_MAX.get(cache.keys.dtype, 0.0),
         KV=kv_heads, GROUP=group, PADDED=triton.next_power_of_2(group), HALF=half, PAGE=cache.page_size,
-        WINDOW=window or 0, NORM=norm, FUSED_QKV=qkv_prep is not None, SPLITS=tiling.splits,
-        BLOCK=tiling.block, ROWS=ROWS, STAGES=tiling.stages, num_warps=tiling.warps,
+        WINDOW=window or 0, NORM=norm, FUSED_QKV=qkv_prep is not None, SINKS=cache.sinks is not None,
+        SPLITS=tiling.splits, BLOCK=tiling.block, ROWS=ROWS, STAGES=tiling.stages, num_warps=tiling.warps,
         **pdl_launch_options(q),
     )  # fmt: skip

@@ -32,10 +32,15 @@ __device__ __forceinline__ float warp_sum(float sum) {
 
 // GEMV: weight [rows * (1 + SWIGLU), VECTORS * 8], x [VECTORS * 8] -> out [rows], all bfloat16, 16-byte aligned.
 // NORM applies RMSNorm to the input first; ADD adds `residual` to x before that and stores the sum in `new_residual`.
-// SWIGLU computes silu(gate) * up, where the weight holds the gate rows and then the up rows.
+// SWIGLU computes silu(gate) * up, where the weight holds the gate rows and then the up rows. BIAS, without SWIGLU, adds
+// bias [rows] before the outputs are rounded.
 extern "C" __global__ void __launch_bounds__(256)
 gemv(const uint4* weight, const uint4* x, unsigned short* out, int rows,
-     const uint4* residual, uint4* new_residual, const uint4* scale, float epsilon) {
+     const uint4* residual, uint4* new_residual, const uint4* scale, float epsilon
+#if BIAS
+     , const unsigned short* bias
+#endif
+) {
     __shared__ float partial[(1 + SWIGLU) * 8];
     asm volatile("griddepcontrol.launch_dependents;");
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -51,6 +56,9 @@ gemv(const uint4* weight, const uint4* x, unsigned short* out, int rows,
             if (row < rows && index < VECTORS)
                 w[half][i] = load_constant(weight + (size_t)(row + half * rows) * VECTORS + index);
         }
+#if BIAS
+    const float own_bias = row < rows ? bf16_low(bias[row]) : 0;
+#endif
 #if NORM
     __shared__ uint4 normed[VECTORS];
     __shared__ float squares[8];
@@ -132,6 +140,9 @@ gemv(const uint4* weight, const uint4* x, unsigned short* out, int rows,
 #if SWIGLU
         const unsigned rounded = pack_bf16x2(sums[0], sums[1]);
         sum = bf16_low(rounded) / (1 + __expf(-bf16_low(rounded))) * bf16_high(rounded);
+#endif
+#if BIAS
+        sum += own_bias;
 #endif
         out[row] = (unsigned short)pack_bf16x2(sum, 0.0f);
     }

@@ -4,8 +4,8 @@
 One warp (several for long rows) computes one output. It issues its weight loads before it waits for the
 previous kernel (programmatic dependent launch, CUDA programming guide 4.5): weights do not depend on that
 kernel, so their loads overlap with its end. The kernel can also add the residual to its input and apply
-RMSNorm first (every block repeats this work), and apply SwiGLU to its outputs. NVRTC compiles it once for
-each row length.
+RMSNorm first (every block repeats this work), and apply SwiGLU or add a bias to its outputs. NVRTC compiles
+it once for each row length.
 """
 
 from __future__ import annotations
@@ -44,12 +44,14 @@ def warps_per_row(columns: int, swiglu: bool) -> int:
     return warps
 
 
-def compile_definitions(columns: int, *, swiglu: bool, norm: bool, add: bool) -> tuple[tuple[str, int], ...]:
+def compile_definitions(
+    columns: int, *, swiglu: bool, norm: bool, add: bool, bias: bool = False
+) -> tuple[tuple[str, int], ...]:
     """Return the preprocessor definitions of the kernel for rows of `columns` elements."""
     warps = warps_per_row(columns, swiglu)
     loads = -(-columns // (8 * 32 * warps))
     sizes = (("VECTORS", columns // 8), ("WARPS_PER_ROW", warps), ("LOADS", loads))
-    return (*sizes, ("SWIGLU", int(swiglu)), ("NORM", int(norm)), ("ADD", int(add)))
+    return (*sizes, ("SWIGLU", int(swiglu)), ("NORM", int(norm)), ("ADD", int(add)), ("BIAS", int(bias)))
 
 
 def max_columns(swiglu: bool) -> int:
@@ -61,8 +63,8 @@ def supports(weight: torch.Tensor, *, swiglu: bool = False) -> bool:
     """Return whether `gemv` supports a weight [rows, columns]; compile its plain variant to find out.
 
     The result is False for GPUs before Hopper, for dtypes other than bfloat16 and for unsupported row
-    lengths. It is also False, with a warning, if the kernel cannot be compiled. The variants with SwiGLU or a
-    norm are compiled on first use.
+    lengths. It is also False, with a warning, if the kernel cannot be compiled. The variants with SwiGLU, a
+    norm or a bias are compiled on first use.
     """
     columns = weight.shape[1]
     if not is_hopper_or_later(weight.device) or weight.dtype != torch.bfloat16:
@@ -81,6 +83,7 @@ def gemv(
     swiglu: bool = False,
     norm: PreNorm | None = None,
     new_residual: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return x times the transpose of `weight`, [1, rows]; all tensors are bfloat16 and contiguous.
 
@@ -92,13 +95,21 @@ def gemv(
         norm: Residual addition and norm to apply to `x` first.
         new_residual: Tensor [1, columns] for the sum of `x` and the residual; required if `norm` has a
             residual. It must be neither `x` nor the residual itself.
+        bias: Bias [rows] to add to the product, in float32; None for none, and not with `swiglu`.
+
+    Raises:
+        ValueError: there is a bias and `swiglu`.
     """
+    if swiglu and bias is not None:
+        raise ValueError("a GEMV with SwiGLU cannot have a bias")
     rows, columns = weight.shape
     rows //= 1 + swiglu
     if out is None:
         out = torch.empty((1, rows), dtype=x.dtype, device=x.device)
     add = norm is not None and norm.residual is not None
-    defines = compile_definitions(columns, swiglu=swiglu, norm=norm is not None, add=add)
+    defines = compile_definitions(
+        columns, swiglu=swiglu, norm=norm is not None, add=add, bias=bias is not None
+    )
     residual, scale, epsilon = x, x, 0.0
     if norm is not None:
         scale, epsilon = norm.scale, norm.epsilon
@@ -107,5 +118,6 @@ def gemv(
     rows_per_block = WARPS // warps_per_row(columns, swiglu)
     new_residual = x if new_residual is None else new_residual
     arguments = (weight, x, out, rows, residual, new_residual, scale, epsilon)
-    launch(function, -(-rows // rows_per_block), THREADS, arguments)
+    biases = () if bias is None else (bias,)
+    launch(function, -(-rows // rows_per_block), THREADS, (*arguments, *biases))
     return out

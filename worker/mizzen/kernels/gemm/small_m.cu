@@ -37,9 +37,14 @@ __device__ __forceinline__ void store_bf16(unsigned short* at, float x) {
 #define BLOCK_OUTPUTS (TILES * 8 / (1 + SWIGLU))
 
 // Small-M GEMM: weight [rows * (1 + SWIGLU), COLUMNS], x [count, COLUMNS] -> out [count, rows], bfloat16, 16-byte
-// aligned. SWIGLU computes silu(gate) * up, where the weight holds the gate rows and then the up rows.
+// aligned. SWIGLU computes silu(gate) * up, where the weight holds the gate rows and then the up rows. BIAS, without
+// SWIGLU, adds bias [rows] before the outputs are rounded.
 extern "C" __global__ void __launch_bounds__(256)
-small_m(const uint4* weight, const uint4* x, unsigned short* out, int rows, int count) {
+small_m(const uint4* weight, const uint4* x, unsigned short* out, int rows, int count
+#if BIAS
+    , const unsigned short* bias
+#endif
+) {
     // Holds the rows of x during the main loop, then the partial sums of the warps.
     constexpr int INPUT_WORDS = PREFETCH_LOADS * ROW_GROUPS * 256 * 4, SUM_WORDS = 8 * M_TILES * TILES * 128;
     __shared__ __align__(16) float shared[INPUT_WORDS > SUM_WORDS ? INPUT_WORDS : SUM_WORDS];
@@ -66,6 +71,11 @@ small_m(const uint4* weight, const uint4* x, unsigned short* out, int rows, int 
             w[load][tile] = make_uint4(0, 0, 0, 0);
             if (segment < SEGMENTS && inside[tile]) w[load][tile] = load_weights(weight_rows[tile] + segment * 4);
         }
+#if BIAS
+    static_assert(256 % BLOCK_OUTPUTS == 0, "all outputs of a thread have the same bias");
+    const int own_output = first + threadIdx.x % BLOCK_OUTPUTS;
+    const float own_bias = own_output < rows ? __uint_as_float((unsigned)bias[own_output] << 16) : 0;
+#endif
     // PDL wait: outputs of earlier kernels are neither read nor overwritten before this point.
     asm volatile("griddepcontrol.wait;" ::: "memory");
     __align__(16) float sums[M_TILES][TILES][4] = {};
@@ -131,6 +141,9 @@ small_m(const uint4* weight, const uint4* x, unsigned short* out, int rows, int 
             const float gate = round_to_bf16(sum);
             sum = gate / (1 + __expf(-gate)) * round_to_bf16(up);
         }
+#if BIAS
+        sum += own_bias;
+#endif
         if (row < count && first + column < rows) store_bf16(out + (size_t)row * rows + first + column, sum);
     }
 }

@@ -4,7 +4,7 @@
 A block computes a few outputs for all rows of x; its warps split the inner dimension. Weights go from memory
 straight to the registers of the MMA fragments: the inner dimension is permuted alike in both operands, so
 that each thread's elements are contiguous. The first weight loads are issued before the kernel waits for the
-previous kernel, as in `mizzen.kernels.gemm.gemv`.
+previous kernel, as in `mizzen.kernels.gemm.gemv`. The kernel can apply SwiGLU or add a bias to its outputs.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def small_m_gemm(
     out: torch.Tensor | None = None,
     *,
     swiglu: bool = False,
+    bias: torch.Tensor | None = None,
     config: SmallMTileConfig | None = None,
 ) -> torch.Tensor:
     """Return x times the transpose of `weight`, [batch, rows]; all tensors are bfloat16 and contiguous.
@@ -86,8 +87,14 @@ def small_m_gemm(
         x: Input rows [batch, columns], 1 to 32 of them.
         out: Tensor for the result; by default a new one.
         swiglu: Whether to return silu(gate) * up, [batch, rows / 2].
+        bias: Bias [rows] to add to the product, in float32; None for none, and not with `swiglu`.
         config: Tiling; by default that of `select_tile_config`.
+
+    Raises:
+        ValueError: there is a bias and `swiglu`.
     """
+    if swiglu and bias is not None:
+        raise ValueError("a small-M GEMM with SwiGLU cannot have a bias")
     rows, columns = weight.shape
     rows //= 1 + swiglu
     if out is None:
@@ -100,8 +107,9 @@ def small_m_gemm(
         ("TILES", config.tiles),
         ("LOADS", config.loads),
     )
-    defines = (*sizes, ("SWIGLU", int(swiglu)))
+    defines = (*sizes, ("SWIGLU", int(swiglu)), ("BIAS", int(bias is not None)))
     function = load_kernel(SOURCE, "small_m", defines, x.device.index or 0)
     block_outputs = config.tiles * 8 // (1 + swiglu)
-    launch(function, -(-rows // block_outputs), THREADS, (weight, x, out, rows, len(x)))
+    biases = () if bias is None else (bias,)
+    launch(function, -(-rows // block_outputs), THREADS, (weight, x, out, rows, len(x), *biases))
     return out

@@ -9,6 +9,8 @@
 //   block      1 or 2 consumer WARPGROUPS of 64 weight rows each, then a producer warpgroup that gives up its registers;
 //              with 192 rows, both consumers compute the last 64 rows, each for half of the batch
 //
+// With BIAS, and without SWIGLU, the first k-split adds bias [rows] to its sums, before they are rounded.
+//
 // A pipeline stage is 64 columns of both operands, in the 128-byte swizzle that TMA writes and wgmma reads.
 // `wgmma` (N = BATCH), `wgmma_half`, bf16.cu and hopper.cu are prepended to this text.
 
@@ -78,6 +80,16 @@ __device__ __forceinline__ void multiply_all_stages(float* sums, float* extra, u
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
+#if BIAS
+// Adds the biases of this thread's two weight rows, which lie eight rows apart, to the sums of `groups` batch groups.
+__device__ __forceinline__ void add_biases(float* sums, const float* biases, int groups) {
+#pragma unroll
+    for (int group = 0; group < groups; group++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums[group * 4 + i] += biases[i / 2];
+}
+#endif
+
 __device__ __forceinline__ float4 load_float4(const float* sums) { return make_float4(sums[0], sums[1], sums[2], sums[3]); }
 
 // Writes sums to `out` through the shared memory of the stages, which are no longer read.
@@ -116,7 +128,11 @@ __device__ __forceinline__ void write_outputs(const float* sums, const float* ex
 }
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + 128, 1)
-swap_ab(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, u16* out, int rows, int count, int all_steps) {
+swap_ab(const __grid_constant__ TensorMap weights, const __grid_constant__ TensorMap inputs, u16* out, int rows, int count, int all_steps
+#if BIAS
+    , const u16* bias
+#endif
+) {
     extern __shared__ unsigned char raw[];
     unsigned char* stages = raw + (1024 - shared_address(raw) % 1024) % 1024;
     __shared__ __align__(8) u64 full_barriers[STAGES], empty_barriers[STAGES];
@@ -141,6 +157,15 @@ swap_ab(const __grid_constant__ TensorMap weights, const __grid_constant__ Tenso
     }
     __syncthreads();
     if (MULTICAST * SPLIT_K > 1) cluster_sync_relaxed();
+#if BIAS
+    float biases[4];  // of this thread's weight rows; the last two belong to `extra`
+#pragma unroll
+    for (int i = 0; i < (HAS_EXTRA_ROWS ? 4 : 2); i++) {
+        const int warp = threadIdx.x / 32, tile_row = (i < 2 ? warp : 8 + warp % 4) * 16 + i % 2 * 8 + threadIdx.x % 32 / 4;
+        const int row = blockIdx.x * TILE_ROWS + tile_row;
+        biases[i] = blockIdx.y == 0 && row < rows ? bf16_low(bias[row]) : 0;
+    }
+#endif
     // PDL wait: outputs of earlier kernels are neither read nor overwritten before this point.
     asm volatile("griddepcontrol.wait;" ::: "memory");
     if (threadIdx.x >= CONSUMERS) {
@@ -152,6 +177,10 @@ swap_ab(const __grid_constant__ TensorMap weights, const __grid_constant__ Tenso
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(232));
         float sums[BATCH / 2], extra[HAS_EXTRA_ROWS ? BATCH / 4 : 1];
         multiply_all_stages(sums, extra, base, full, empty, steps);
+#if BIAS
+        add_biases(sums, biases, BATCH_GROUPS);
+        if (HAS_EXTRA_ROWS) add_biases(extra, biases + 2, BATCH_GROUPS / 2);
+#endif
 #if DEFER_PDL
         asm volatile("griddepcontrol.launch_dependents;");
 #endif

@@ -3,7 +3,8 @@
 
 Weight rows are the wgmma M dimension (64 per warpgroup) and the batch is N (8 to 256), so small batches waste
 little, and large batches reuse each weight that is loaded. TMA loads both operands; weight loads start before
-the PDL wait. Split-K partial sums are reduced inside a cluster of blocks, in a fixed order.
+the PDL wait. Split-K partial sums are reduced inside a cluster of blocks, in a fixed order. The kernel can
+apply SwiGLU or add a bias to its outputs.
 The technique is that of CUTLASS' warp-specialised Hopper kernels with multicast; see `swap_ab.cu`.
 """
 
@@ -157,7 +158,7 @@ def max_batch(weight: torch.Tensor, *, swiglu: bool = False) -> int:
 
 
 def compile_definitions(
-    batch: int, config: TileConfig, stages: int, *, swiglu: bool, defer_pdl: bool = False
+    batch: int, config: TileConfig, stages: int, *, swiglu: bool, defer_pdl: bool = False, bias: bool = False
 ) -> tuple[tuple[str, int], ...]:
     """Return the preprocessor definitions for a compiled batch size and tile config."""
     return (
@@ -169,23 +170,32 @@ def compile_definitions(
         ("SWIGLU", int(swiglu)),
         ("DEFER_PDL", int(defer_pdl)),
         ("ROTATE", 1),
+        ("BIAS", int(bias)),
     )
 
 
-def kernel_spec(columns: int, batch: int, config: TileConfig, *, swiglu: bool, defer_pdl: bool) -> KernelSpec:
+def kernel_spec(
+    columns: int, batch: int, config: TileConfig, *, swiglu: bool, defer_pdl: bool, bias: bool = False
+) -> KernelSpec:
     """Return the spec of the kernel for a compiled batch size and tile config."""
     stages = config.stages(batch, columns // STAGE_COLUMNS // config.split_k)
-    defines = compile_definitions(batch, config, stages, swiglu=swiglu, defer_pdl=defer_pdl)
+    defines = compile_definitions(batch, config, stages, swiglu=swiglu, defer_pdl=defer_pdl, bias=bias)
     return kernel_source("swap_ab", batch), "swap_ab", defines
 
 
 def kernel_specs(
-    rows: int, columns: int, batch_sizes: Iterable[int], *, swiglu: bool = False, defer_pdl: bool = False
+    rows: int,
+    columns: int,
+    batch_sizes: Iterable[int],
+    *,
+    swiglu: bool = False,
+    defer_pdl: bool = False,
+    bias: bool = False,
 ) -> set[KernelSpec]:
     """Return the specs of the kernels for a weight [rows, columns] and batches of `batch_sizes` rows."""
     padded = {pad_batch(rows, columns, size) for size in batch_sizes}
     return {
-        kernel_spec(columns, *batch_and_config, swiglu=swiglu, defer_pdl=defer_pdl)
+        kernel_spec(columns, *batch_and_config, swiglu=swiglu, defer_pdl=defer_pdl, bias=bias)
         for batch_and_config in padded
         if batch_and_config is not None
     }
@@ -198,6 +208,7 @@ def swap_ab_gemm(
     *,
     swiglu: bool = False,
     defer_pdl: bool = False,
+    bias: torch.Tensor | None = None,
     config: TileConfig | None = None,
 ) -> torch.Tensor:
     """Return x times the transpose of `weight`, [batch, rows]; all tensors are bfloat16 and contiguous.
@@ -209,11 +220,15 @@ def swap_ab_gemm(
         swiglu: Whether to return silu(gate) * up, [batch, rows / 2].
         defer_pdl: Whether to trigger PDL only after accumulation. If attention blocks started earlier, they
             would crowd on the SMs that this kernel leaves idle, and stay there.
+        bias: Bias [rows] to add to the product, in float32; None for none, and not with `swiglu`.
         config: Tiling; by default the measured or default one.
 
     Raises:
-        ValueError: the shape is not supported by `config`, or by any tile config if there is no `config`.
+        ValueError: the shape is not supported by `config`, or by any tile config if there is no `config`; or
+            there is a bias and `swiglu`.
     """
+    if swiglu and bias is not None:
+        raise ValueError("a swap-AB GEMM with SwiGLU cannot have a bias")
     rows, columns = weight.shape
     batch_and_config = pad_batch(rows, columns, len(x), config)
     if batch_and_config is None:
@@ -222,18 +237,19 @@ def swap_ab_gemm(
     outputs = rows // (1 + swiglu)
     if out is None:
         out = torch.empty((len(x), outputs), dtype=x.dtype, device=x.device)
-    spec = kernel_spec(columns, batch, config, swiglu=swiglu, defer_pdl=defer_pdl)
+    spec = kernel_spec(columns, batch, config, swiglu=swiglu, defer_pdl=defer_pdl, bias=bias is not None)
     function = load_kernel(*spec, x.device.index or 0)
     box = (STAGE_COLUMNS, batch // config.multicast)
     input_map = make_tensor_map(x.data_ptr(), (columns, len(x)), (columns,), box)
     weight_map = make_weight_map(weight, config.rows, swiglu=swiglu)
     tiles = -(-rows // config.rows)
     tiles = -(-tiles // config.multicast) * config.multicast
+    biases = () if bias is None else (bias,)
     launch(
         function,
         (tiles, config.split_k, 1),
         128 * (1 if config.rows == 64 else 2) + 128,
-        (weight_map, input_map, out, outputs, len(x), columns // STAGE_COLUMNS),
+        (weight_map, input_map, out, outputs, len(x), columns // STAGE_COLUMNS, *biases),
         cluster=(config.multicast, config.split_k, 1),
         shared_bytes=config.shared_bytes(batch, columns // STAGE_COLUMNS // config.split_k),
     )

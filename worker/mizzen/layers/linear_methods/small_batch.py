@@ -38,7 +38,9 @@ class SmallBatchLinear(UnquantizedLinear):
     def __init__(self, spec: LinearSpec) -> None:
         super().__init__(spec)
         bias = spec.bias
-        self.max_batch = 0 if bias else max_small_batch(self.weight)
+        # Heads with biases classify whole batches of prompts; nothing compiles kernels for them at start-up.
+        excluded = bias and spec.kind is LinearKind.HEAD
+        self.max_batch = 0 if excluded else max_small_batch(self.weight)
         """Maximum number of rows in a batch that uses the small-batch kernels; 0 if no batch uses them."""
         self.max_swiglu_batch = 0 if bias else max_small_batch(self.weight, swiglu=True)
         """Maximum number of rows in a batch that uses small-batch kernels with fused SwiGLU; 0 if no batch
@@ -56,7 +58,7 @@ class SmallBatchLinear(UnquantizedLinear):
     def apply(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply x [tokens, columns]; return [tokens, rows], in `out` if given."""
         if len(x) <= self.max_batch and (out is None or out.is_contiguous()):
-            return small_batch_gemm(self.weight, x, out, defer_pdl=self.defer_pdl)
+            return small_batch_gemm(self.weight, x, out, defer_pdl=self.defer_pdl, bias=self.bias)
         return super().apply(x, out)
 
     def apply_glu(self, x: torch.Tensor, activation: GateActivation) -> torch.Tensor:
@@ -82,8 +84,14 @@ class SmallBatchLinear(UnquantizedLinear):
         """
         swiglu = activation is not None and activation.kind is Activation.SILU
         max_batch = self.max_swiglu_batch if swiglu else self.max_batch
-        defer_pdl = self.defer_pdl and not swiglu
-        specs = gemm_kernel_specs(self.weight, batch_sizes, max_batch, swiglu=swiglu, defer_pdl=defer_pdl)
+        specs = gemm_kernel_specs(
+            self.weight,
+            batch_sizes,
+            max_batch,
+            swiglu=swiglu,
+            defer_pdl=self.defer_pdl and not swiglu,
+            bias=self.bias is not None,
+        )
         if not swiglu or not self.fuses_prefill_swiglu:
             return specs
         from mizzen.kernels.gemm.gate_up_swiglu import kernel_spec
@@ -108,12 +116,12 @@ class SmallBatchLinear(UnquantizedLinear):
         swiglu = activation is not None
         if len(residual) != 1 or not self.max_batch or self.weight.shape[1] > MAX_NORM_COLUMNS:
             return None
-        if not fuses(norm, activation):
+        if not fuses(norm, activation) or (swiglu and self.bias is not None):
             return None
         from mizzen.kernels.gemm.gemv import gemv
 
         row, pre_norm, new_residual = prepare_norm(norm, x, residual)
-        out = gemv(self.weight, row, swiglu=swiglu, norm=pre_norm, new_residual=new_residual)
+        out = gemv(self.weight, row, swiglu=swiglu, norm=pre_norm, new_residual=new_residual, bias=self.bias)
         return out, residual if new_residual is None else new_residual
 
 
@@ -147,6 +155,7 @@ def gemm_kernel_specs(
     *,
     swiglu: bool = False,
     defer_pdl: bool = False,
+    bias: bool = False,
 ) -> set[KernelSpec]:
     """Return the specs of the swap-AB kernels that `small_batch_gemm` uses for these batch sizes.
 
@@ -156,7 +165,7 @@ def gemm_kernel_specs(
 
     (rows, columns), max_small_m = weight.shape, small_m.max_batch(weight)
     swap_ab_sizes = (size for size in batch_sizes if max_small_m < size <= max_batch)
-    return swap_ab.kernel_specs(rows, columns, swap_ab_sizes, swiglu=swiglu, defer_pdl=defer_pdl)
+    return swap_ab.kernel_specs(rows, columns, swap_ab_sizes, swiglu=swiglu, defer_pdl=defer_pdl, bias=bias)
 
 
 def max_small_batch(weight: torch.Tensor, *, swiglu: bool = False) -> int:
@@ -204,17 +213,19 @@ def small_batch_gemm(
     *,
     swiglu: bool = False,
     defer_pdl: bool = False,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply a small batch x [tokens, columns] by the transpose of `weight` [rows, columns].
 
     The result is [tokens, rows], in `out` if given; with `swiglu`, it is silu(gate) * up, [tokens, rows / 2].
-    All tensors are bfloat16 and contiguous. Only `mizzen.kernels.gemm.swap_ab` honours `defer_pdl`; the
-    kernels for fewer rows always let the next kernel start early.
+    Without `swiglu`, a `bias` [rows] may be added. All tensors are bfloat16 and contiguous. Only
+    `mizzen.kernels.gemm.swap_ab` honours `defer_pdl`; the kernels for fewer rows always let the next kernel
+    start early.
     """
     from mizzen.kernels.gemm import gemv, small_m, swap_ab
 
     if len(x) == 1:
-        return gemv.gemv(weight, x, out, swiglu=swiglu)
+        return gemv.gemv(weight, x, out, swiglu=swiglu, bias=bias)
     if len(x) <= small_m.max_batch(weight):
-        return small_m.small_m_gemm(weight, x, out, swiglu=swiglu)
-    return swap_ab.swap_ab_gemm(weight, x, out, swiglu=swiglu, defer_pdl=defer_pdl)
+        return small_m.small_m_gemm(weight, x, out, swiglu=swiglu, bias=bias)
+    return swap_ab.swap_ab_gemm(weight, x, out, swiglu=swiglu, defer_pdl=defer_pdl, bias=bias)
