@@ -55,11 +55,12 @@ def selected(
     cache: KVSpec | None = None,
     head_dim: int = 128,
     heads: int = 8,
+    has_sinks: bool = False,
     **machine: str,
 ) -> tuple[str, str]:
     """Return the backends that `auto` selects for decodes and prefills."""
     fake_gpu(monkeypatch, capability, packages, **machine)
-    geometry = Geometry(heads=heads, kv_heads=2, head_dim=head_dim, windows=(None,))
+    geometry = Geometry(heads=heads, kv_heads=2, head_dim=head_dim, windows=(None,), has_sinks=has_sinks)
     return (
         select_backend("auto", geometry, cache or kv(), decode=True),
         select_backend("auto", geometry, cache or kv(), decode=False),
@@ -86,6 +87,12 @@ def test_large_gqa_groups_use_fa3_on_hopper(monkeypatch: pytest.MonkeyPatch) -> 
     assert selected(monkeypatch, HOPPER, BOTH, heads=16) == ("split", "fa3")
     assert selected(monkeypatch, HOPPER, BOTH, kv(torch.float8_e4m3fn), heads=32) == ("split", "fa3")
     assert selected(monkeypatch, AMPERE, BOTH, heads=32) == ("split", "flashinfer")
+
+
+def test_attention_sinks_exclude_only_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert selected(monkeypatch, HOPPER, BOTH, heads=16, has_sinks=True) == ("split", "fa3")
+    assert selected(monkeypatch, HOPPER, BOTH, heads=32, has_sinks=True) == ("fa3", "fa3")
+    assert selected(monkeypatch, AMPERE, BOTH, heads=16, has_sinks=True) == ("split", "reference")
 
 
 def test_kernels_built_for_another_pytorch_are_skipped_with_a_reason(

@@ -40,18 +40,21 @@ def dump(tmp_path: Path) -> Callable[[bytes, str], str]:
     return run
 
 
-def small_m_definitions(columns: int, swiglu: int) -> Definitions:
-    return (("COLUMNS", columns), ("ROW_GROUPS", 2), ("TILES", 2), ("LOADS", 4), ("SWIGLU", swiglu))
+def small_m_definitions(columns: int, swiglu: int, bias: int = 0) -> Definitions:
+    tiling = (("COLUMNS", columns), ("ROW_GROUPS", 2), ("TILES", 2), ("LOADS", 4))
+    return (*tiling, ("SWIGLU", swiglu), ("BIAS", bias))
 
 
-def attention_definitions(cache: torch.dtype, fused_qkv: bool) -> Definitions:
-    return flash_decode_mma.compile_definitions(128, 4, 8, 16, None, 4, cache, norm=True, fused_qkv=fused_qkv)
+def attention_definitions(cache: torch.dtype, fused_qkv: bool, sinks: bool = False) -> Definitions:
+    return flash_decode_mma.compile_definitions(
+        128, 4, 8, 16, None, 4, cache, norm=True, fused_qkv=fused_qkv, sinks=sinks
+    )
 
 
 def gemv_definitions(
-    columns: int, *, swiglu: bool = False, norm: bool = False, add: bool = False
+    columns: int, *, swiglu: bool = False, norm: bool = False, add: bool = False, bias: bool = False
 ) -> Definitions:
-    return gemv.compile_definitions(columns, swiglu=swiglu, norm=norm, add=add)
+    return gemv.compile_definitions(columns, swiglu=swiglu, norm=norm, add=add, bias=bias)
 
 
 @pytest.mark.parametrize(
@@ -59,12 +62,16 @@ def gemv_definitions(
     [
         (gemv.SOURCE, "gemv", gemv_definitions(1024), 4),
         (gemv.SOURCE, "gemv", gemv_definitions(1024, swiglu=True, norm=True, add=True), 9),
+        (gemv.SOURCE, "gemv", gemv_definitions(1024, norm=True, add=True, bias=True), 5),
+        (gemv.SOURCE, "gemv", gemv_definitions(2880, bias=True), 12),
         (gemv.SOURCE, "gemv", gemv_definitions(25600), 13),
         (gemv.SOURCE, "gemv", gemv_definitions(gemv.max_columns(False)), 16),
         (gemv.SOURCE, "gemv", gemv_definitions(gemv.max_columns(True), swiglu=True), 16),
         (small_m.SOURCE, "small_m", small_m_definitions(1024, 0), 8),
+        (small_m.SOURCE, "small_m", small_m_definitions(1024, 0, bias=1), 8),
         (small_m.SOURCE, "small_m", small_m_definitions(4096, 1), 8),
         (flash_decode_mma.SOURCE, "flash_decode_mma", attention_definitions(torch.bfloat16, True), 16),
+        (flash_decode_mma.SOURCE, "flash_decode_mma", attention_definitions(torch.bfloat16, True, True), 16),
         (flash_decode_mma.SOURCE, "flash_decode_mma", attention_definitions(torch.float8_e4m3fn, True), 8),
         (
             allreduce_rmsnorm.SOURCE,
@@ -124,7 +131,9 @@ def test_swap_ab_gemms_use_wgmma_and_tma_without_spills(
     config: swap_ab.TileConfig, batch: int, dump: Callable[[bytes, str], str]
 ) -> None:
     assert config.supports(6144, 4096, batch)
-    defines = swap_ab.compile_definitions(batch, config, config.stages(batch, 16), swiglu=batch == 48)
+    defines = swap_ab.compile_definitions(
+        batch, config, config.stages(batch, 16), swiglu=batch == 48, bias=batch == 256
+    )
     cubin = nvrtc.compile_cubin(hopper.kernel_source("swap_ab", batch), "swap_ab", defines, HOPPER)
     instructions = dump(cubin, "--dump-sass")
     assert f"HGMMA.64x{batch}x16" in instructions and "UTMALDG" in instructions

@@ -36,6 +36,8 @@ KERNELS = (
     "tests/gpu/engine/test_logits_processing.py::test_the_penalty_kernel_equals_the_eager_reference",
     f"{FLASH_DECODE}::test_triton_decode_equals_the_reference[(3, 1, 32, 24, True)-60-4x32s0w4]",
     f"{FLASH_DECODE}::test_triton_decode_equals_the_reference[(4, 2, 128, 16, True)-None-2x32s2w2]",
+    f"{FLASH_DECODE}::test_triton_decode_with_sinks_equals_the_reference[(8, 2, 64, 1, False)-60-1x32s0]",
+    f"{FLASH_DECODE}::test_triton_decode_with_sinks_equals_the_reference[(3, 1, 32, 24, True)-None-4x32s0]",
     *(f"tests/gpu/kernels/test_quantized_experts.py::{name}" for name in QUANTIZED_EXPERTS),
     "tests/gpu/attention/test_split_plan.py::test_the_device_plan_equals_the_host_plan",
 )

@@ -8,13 +8,47 @@ from typing import cast
 import pytest
 import torch
 
-from mizzen.layers.linear_methods.small_batch import max_small_batch
+from mizzen.layers.linear_methods import small_batch
+from mizzen.layers.linear_methods.base import LinearKind, LinearSpec
+from mizzen.layers.linear_methods.small_batch import SmallBatchLinear, max_small_batch
 
 pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
 from mizzen.kernels import launch
 from mizzen.kernels.attention import flash_decode_mma
-from mizzen.kernels.gemm import gate_up_swiglu, gemv, swap_ab, tile_configs
+from mizzen.kernels.gemm import gate_up_swiglu, gemv, small_m, swap_ab, tile_configs
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_biases_are_added_by_the_small_batch_kernels(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def layer(kind: LinearKind, bias: bool = True) -> SmallBatchLinear:
+        device = torch.device("meta")
+        return SmallBatchLinear(
+            LinearSpec(
+                parts=(),
+                rows=5120,
+                columns=2880,
+                bias=bias,
+                kind=kind,
+                dtype=torch.bfloat16,
+                device=device,
+            )
+        )
+
+    biases: list[torch.Tensor | None] = []
+    for module, name in ((gemv, "gemv"), (small_m, "small_m_gemm"), (swap_ab, "swap_ab_gemm")):
+        monkeypatch.setattr(module, name, lambda *args, bias, **options: biases.append(bias))
+    monkeypatch.setattr(small_batch, "max_small_batch", lambda weight, swiglu=False: 64)
+    x = torch.empty(count, 2880, dtype=torch.bfloat16, device="meta")
+    column, row = layer(LinearKind.COLUMN), layer(LinearKind.ROW)
+    plain, head = layer(LinearKind.COLUMN, bias=False), layer(LinearKind.HEAD)
+    assert [method.max_batch for method in (column, row, plain, head)] == [48, 64, 48, 0]
+    assert [method.max_swiglu_batch for method in (column, plain)] == [0, 64]
+    for method in (column, row, plain):
+        method.apply(x)
+    assert all(
+        actual is expected for actual, expected in zip(biases, (column.bias, row.bias, None), strict=True)
+    )
 
 
 def test_long_rows_use_swap_ab_only_where_measured() -> None:

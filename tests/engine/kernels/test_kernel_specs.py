@@ -52,16 +52,16 @@ def loaded_specs(monkeypatch: pytest.MonkeyPatch) -> Specs:
     return specs
 
 
-@pytest.mark.parametrize("swiglu", [False, True])
+@pytest.mark.parametrize(("swiglu", "bias"), [(False, False), (False, True), (True, False)])
 def test_linear_layers_load_exactly_the_kernels_compiled_at_start_up(
-    swiglu: bool, loaded_specs: Specs
+    swiglu: bool, bias: bool, loaded_specs: Specs
 ) -> None:
     rows = 24576 if swiglu else 6144
     spec = LinearSpec(
         parts=(),
         rows=rows,
         columns=4096,
-        bias=False,
+        bias=bias,
         kind=LinearKind.COLUMN,
         dtype=torch.bfloat16,
         device=torch.device("meta"),
@@ -77,6 +77,7 @@ def test_linear_layers_load_exactly_the_kernels_compiled_at_start_up(
             x = torch.empty(size, 4096, dtype=torch.bfloat16, device="meta")
             method.apply_glu(x, silu) if swiglu else method.apply(x)
     assert len(loaded_specs) == (17 if swiglu else 3)
+    assert {dict(spec[-1]).get("BIAS", 0) for spec in loaded_specs} == {int(bias)}
     assert loaded_specs == method.kernel_specs(batch_sizes, activation=silu if swiglu else None)
 
 
@@ -154,10 +155,11 @@ def test_heads_of_small_vocabularies_load_exactly_the_kernels_compiled_at_start_
     assert loaded_specs == head.kernel_specs((1, 2, 4, *range(8, 257, 8)))
 
 
+@pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_attention_loads_exactly_the_kernels_compiled_at_start_up(
-    stored: torch.dtype, norm: bool, monkeypatch: pytest.MonkeyPatch
+    stored: torch.dtype, norm: bool, sinks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     specs: Specs = set()
     monkeypatch.setattr(flash_decode_mma, "load_kernel", lambda *kernel: specs.add(kernel[:-1]))
@@ -165,7 +167,15 @@ def test_attention_loads_exactly_the_kernels_compiled_at_start_up(
     kv_heads, group, head_dim, page = 8, 4, 128, 16
     dummy = torch.empty(1, dtype=torch.int32, device="meta")
     keys = torch.empty(page, kv_heads, head_dim, dtype=stored, device="meta")
-    cache = LayerKV(keys=keys, values=keys, slots=dummy, lengths=dummy, table=dummy[None], page_size=page)
+    cache = LayerKV(
+        keys=keys,
+        values=keys,
+        slots=dummy,
+        lengths=dummy,
+        table=dummy[None],
+        page_size=page,
+        sinks=dummy if sinks else None,
+    )
     workspace = SplitWorkspace(sums=dummy, stats=dummy, counters=dummy)
     norms = (dummy, dummy) if norm else None
     qkv_prep = QKVPrep(norms=norms, epsilon=1e-6, cos=dummy, sin=dummy, slot_mapping=dummy)
@@ -176,7 +186,7 @@ def test_attention_loads_exactly_the_kernels_compiled_at_start_up(
         q = torch.empty(rows, kv_heads * group, head_dim, device="meta")
         for window, prep, items in product((None, 1000), (qkv_prep, None), (None, dummy)):
             flash_decode_mma.attend(q, prep, cache, q, window, tiling, workspace, items)
-    assert specs == flash_decode_mma.kernel_specs(keys, group, page, (None, 1000), norm=norm)
+    assert specs == flash_decode_mma.kernel_specs(keys, group, page, (None, 1000), norm=norm, sinks=sinks)
     assert len(specs) == 16
 
 

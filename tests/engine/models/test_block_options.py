@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, eager_attention_forward
 
-from mizzen.attention import flash_decode, flashinfer
+from mizzen.attention import flashinfer
 from mizzen.attention.base import Geometry, KVSpec
 from mizzen.layers.activation import make_activation
 from mizzen.layers.context import BuildContext
@@ -101,12 +101,11 @@ def test_sinks_change_the_result(kit: SimpleNamespace, twin: Any, tmp_path: Path
     assert not torch.allclose(with_sinks, kit.oracle(twin, prompt), atol=1e-2)
 
 
-@pytest.mark.parametrize("module", [flash_decode, flashinfer])
-def test_backends_without_sinks_refuse_them(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "find_unmet_requirement", lambda *args, **options: None)
+def test_flashinfer_refuses_attention_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flashinfer, "find_unmet_requirement", lambda *args, **options: None)
     geometry = Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None,), has_sinks=True)
     kv = KVSpec(torch.device("cpu"), torch.bfloat16)
-    assert module.unsupported_reason(geometry, kv) == "it does not support attention sinks"
+    assert flashinfer.unsupported_reason(geometry, kv) == "it does not support attention sinks"
 
 
 def test_a_clamped_gate_needs_a_gate() -> None:

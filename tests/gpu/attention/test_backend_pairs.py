@@ -6,7 +6,10 @@ The default pair is tested with each head dimension, and with various group and 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 from attention_kit import check_mixed, make_kv
 from flashinfer_kit import BF16, need
 from hopper import WITH_FA3
@@ -27,6 +30,8 @@ def check(decode: str, prefill: str, geometry: Geometry, page: int) -> None:
             for window in geometry.windows:
                 need("fa3" if name.endswith("fa3") else "fa2", geometry.head_dim, window is not None)
     kv, pages = make_kv(geometry, page, BF16)
+    if geometry.has_sinks:
+        kv = replace(kv, sinks=torch.randn(len(geometry.windows), geometry.heads, device=kv.device).to(BF16))
     attention = make_attention(geometry, kv, prefill=prefill, decode=decode)
     assert attention.backend_names == (decode, prefill)
     check_mixed(attention.decode, geometry, kv, pages, BF16, prefill=attention.prefill, times=2)
@@ -36,6 +41,13 @@ def check(decode: str, prefill: str, geometry: Geometry, page: int) -> None:
 @pytest.mark.parametrize("decode", DECODES)
 def test_any_pair_of_backends_equals_the_reference(decode: str, prefill: str) -> None:
     check(decode, prefill, Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None,)), 16)
+
+
+@pytest.mark.parametrize("prefill", ["fa3", "reference"])
+@pytest.mark.parametrize("decode", ["split", "fa3", "reference"])
+def test_any_pair_of_backends_with_attention_sinks_equals_the_reference(decode: str, prefill: str) -> None:
+    geometry = Geometry(heads=16, kv_heads=2, head_dim=64, windows=(128, None), has_sinks=True)
+    check(decode, prefill, geometry, 16)
 
 
 @pytest.mark.parametrize(

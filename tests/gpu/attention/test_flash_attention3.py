@@ -83,7 +83,7 @@ def test_attention_sinks_equal_the_reference(groups: int) -> None:
     kv = replace(kv, sinks=sinks)
     check_mixed(FlashAttention3(geometry, kv), geometry, kv, pages, torch.bfloat16)
     attention = make_attention(geometry, kv, prefill="auto", decode="auto")
-    assert (type(attention.decode), type(attention.prefill)) == (FlashAttention3, FlashAttention3)
+    assert (type(attention.decode), type(attention.prefill)) == (FlashDecodeAttention, FlashAttention3)
 
 
 def test_auto_uses_fast_backends_where_supported() -> None:

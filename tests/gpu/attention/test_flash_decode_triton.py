@@ -54,6 +54,17 @@ def test_triton_decode_equals_the_reference(
     check(flash_decode_triton, shape, window, tiling, DTYPE)
 
 
+@pytest.mark.parametrize(
+    "tiling", [*TILINGS[:2], TILINGS[4]], ids=lambda t: f"{t.splits}x{t.block}s{t.stages}"
+)
+@pytest.mark.parametrize("window", [None, 60])
+@pytest.mark.parametrize("shape", SHAPES[1:3], ids=str)
+def test_triton_decode_with_sinks_equals_the_reference(
+    shape: tuple[int, int, int, int, bool], window: int | None, tiling: DecodeTiling
+) -> None:
+    check(flash_decode_triton, shape, window, tiling, DTYPE, has_sinks=True)
+
+
 @pytest.mark.skipif(not GPU, reason="needs a CUDA device")
 @pytest.mark.parametrize("tiling", TILINGS[1:3], ids=lambda t: f"{t.splits}x{t.block}s{t.stages}")
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
@@ -97,6 +108,27 @@ def test_mma_decode_equals_the_reference(
 @pytest.mark.skipif(
     not GPU or torch.cuda.get_device_capability()[0] < 9, reason="needs a Hopper GPU (or a later one)"
 )
+@pytest.mark.parametrize(("splits", "warps"), [(1, 4), (4, 4), (16, 8), (1, 8)])
+@pytest.mark.parametrize("window", [None, 60])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((16, 2, 64, 16, False), torch.bfloat16),
+        ((6, 2, 128, 24, True), torch.bfloat16),
+        ((8, 1, 128, 16, False), torch.float8_e4m3fn),
+    ],
+    ids=str,
+)
+def test_mma_decode_with_sinks_equals_the_reference(
+    shape: tuple[int, int, int, int, bool], dtype: torch.dtype, window: int | None, splits: int, warps: int
+) -> None:
+    tiling = DecodeTiling(splits=splits, block=16, warps=warps, stages=0)
+    check(flash_decode_mma, shape, window, tiling, dtype, has_sinks=True)
+
+
+@pytest.mark.skipif(
+    not GPU or torch.cuda.get_device_capability()[0] < 9, reason="needs a Hopper GPU (or a later one)"
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_the_workspace_holds_the_splits_of_every_batch(dtype: torch.dtype) -> None:
     for kv_heads in (1, 2, 8, 40):
@@ -113,10 +145,13 @@ def check(
     window: int | None,
     tiling: DecodeTiling,
     dtype: torch.dtype,
+    *,
+    has_sinks: bool = False,
 ) -> None:
     """Compare a kernel with plain attention, with and without fused QKV preparation.
 
-    All cache entries that do not belong to the rows are NaN.
+    All cache entries that do not belong to the rows are NaN. The sinks include one that takes almost all of
+    the softmax, and one that takes nothing.
     """
     heads, kv_heads, size, page, norm = shape
     columns = -(-LONGEST // page)
@@ -147,8 +182,17 @@ def check(
 
     q = qk_norm_rope(qkv, weights, 1e-6, cos, sin, slot_mapping, plain.keys[0], plain.values[0])
     geometry = Geometry(heads=heads, kv_heads=kv_heads, head_dim=size, windows=(window,))
-    expected = torch.empty_like(q)
-    ReferenceAttention(geometry, plain).plan_decode(rows)(0, q, None, None, expected)
+    expected, sinks = torch.empty_like(q), None
+    if has_sinks:  # the reference rounds scores with sinks to the dtype of the queries
+        sinks = normal(heads, seed=7) * 3
+        sinks[0], sinks[1] = -torch.inf, 20
+        expected = expected.float()
+        exact = PagedKV(
+            keys=plain.keys.float(), values=plain.values.float(), page_size=page, sinks=sinks[None].float()
+        )
+        ReferenceAttention(geometry, exact).plan_decode(rows)(0, q.float(), None, None, expected)
+    else:
+        ReferenceAttention(geometry, plain).plan_decode(rows)(0, q, None, None, expected)
 
     cache = LayerKV(
         keys=keys[0],
@@ -157,6 +201,7 @@ def check(
         lengths=torch.from_numpy(rows.lengths).to(DEVICE),
         table=pages.device,
         page_size=page,
+        sinks=None if sinks is None else sinks.float() * flash_decode_triton.LOG2E,
     )
     workspace = SplitWorkspace.allocate(
         4 * kv_heads * tiling.splits, 4 * kv_heads, heads // kv_heads, size, DEVICE

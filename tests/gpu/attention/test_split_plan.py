@@ -6,6 +6,8 @@ The plan's test runs in Triton's interpreter too (TRITON_INTERPRET=1).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -97,6 +99,9 @@ class Batch:
         holed = [x.masked_fill(foreign, float("nan")).to(stored) for x in kv_values]
         self.plain = PagedKV(keys=plain[0], values=plain[1], page_size=page)
         self.kv = PagedKV(keys=holed[0], values=holed[1], page_size=page)
+        if geometry.has_sinks:
+            sinks = torch.randn(len(geometry.windows), geometry.heads, device=DEVICE, dtype=torch.bfloat16)
+            self.plain, self.kv = replace(self.plain, sinks=sinks), replace(self.kv, sinks=sinks)
         last = self.lengths - 1
         slot_mapping = table[np.arange(rows), last // page].astype(np.int64) * page + last % page
         self.slot_mapping = torch.from_numpy(slot_mapping).to(DEVICE)
@@ -106,6 +111,19 @@ class Batch:
             torch.from_numpy(self.lengths).to(DEVICE),
             self.pages.device,
         )
+
+    def expect(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """Return the reference's result for q [rows, heads, d]; in float32 if heads have attention sinks.
+
+        With sinks, the reference rounds scores to the dtype of the queries.
+        """
+        kv = self.plain
+        if kv.sinks is not None:
+            kv = replace(kv, keys=kv.keys.float(), values=kv.values.float(), sinks=kv.sinks.float())
+            q = q.float()
+        expected = torch.empty_like(q)
+        ReferenceAttention(self.geometry, kv).plan_decode(self.rows)(layer, q, None, None, expected)
+        return expected
 
     def check(self, norm: bool) -> FlashDecodeAttention:
         """Compare all layers with the reference, with and without fused QKV prep; return the backend."""
@@ -117,15 +135,13 @@ class Batch:
         angles = torch.randn(rows, 1, size // 2, device=DEVICE)
         angles = (angles.cos(), angles.sin())
         backend = FlashDecodeAttention(geometry, self.kv)
-        reference = ReferenceAttention(geometry, self.plain).plan_decode(self.rows)
         for _ in range(2):
             run = backend.plan_length_splits_on_device(*self.on_device)
             assert isinstance(run, FlashDecodeBatch)
             for layer in range(len(geometry.windows)):
                 stored = (self.plain.keys[layer], self.plain.values[layer])
                 q = qk_norm_rope(qkv, norms, 1e-6, *angles, self.slot_mapping, *stored)
-                expected = torch.empty_like(q)
-                reference(layer, q, None, None, expected)
+                expected = self.expect(layer, q)
                 for way in ("projected", "ready"):
                     out = torch.full_like(q, float("nan"))
                     if way == "projected":
@@ -179,6 +195,14 @@ def test_length_aware_splits_work_for_other_shapes(
     mix: str, shape: tuple[int, int, int], page: int, windows: tuple[int | None, ...]
 ) -> None:
     Batch(MIXES[mix], geometry_of(*shape, *windows), page, torch.bfloat16).check(norm=shape[2] == 128)
+
+
+@ON_HOPPER
+@pytest.mark.parametrize("shape", [(16, 2, 64), (8, 2, 128)], ids=str)
+@pytest.mark.parametrize("mix", ["one of 9,000 beside 7", "long ones last", "with rows of padding"])
+def test_length_aware_splits_count_attention_sinks_once(mix: str, shape: tuple[int, int, int]) -> None:
+    geometry = replace(geometry_of(*shape, None, 700), has_sinks=True)
+    Batch(MIXES[mix], geometry, 16, torch.bfloat16).check(norm=False)
 
 
 @ON_HOPPER

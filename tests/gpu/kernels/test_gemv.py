@@ -33,6 +33,33 @@ def test_gemv_equals_the_exact_product(rows: int, columns: int) -> None:
         assert (actual.double() - expected).norm() < 4e-3 * expected.norm() + 1e-3
 
 
+@pytest.mark.parametrize("columns", [8, 136, 1024, 2880, 4096, 17408, 32768])
+@pytest.mark.parametrize("rows", [1, 13, 5120])
+def test_gemv_adds_the_bias_before_rounding(rows: int, columns: int) -> None:
+    weight, x, bias = normal(rows, columns), normal(1, columns, seed=1), normal(rows, seed=2) * columns**0.5
+    out = torch.full((1, rows), float("nan"), dtype=torch.bfloat16, device="cuda")
+    exact = x.double() @ weight.double().T + bias.double()
+    for actual in (gemv(weight, x, bias=bias), gemv(weight, x, out, bias=bias)):
+        assert (actual.double() - exact).norm() < 2.5e-3 * exact.norm() + 1e-3
+
+
+def test_gemv_fuses_norm_and_bias() -> None:
+    weight, bias = normal(2570, 2048) / 45, normal(2570, seed=4)
+    x, residual, scale = normal(1, 2048, seed=1), normal(1, 2048, seed=2), normal(2048, seed=3)
+    total, new_residual = residual.clone(), torch.full_like(x, float("nan"))
+    expected = add_rms_norm(x, total, scale, 1e-6).double() @ weight.double().T + bias.double()
+    norm = PreNorm(scale=scale, epsilon=1e-6, residual=residual)
+    actual = gemv(weight, x, norm=norm, new_residual=new_residual, bias=bias)
+    assert (actual.double() - expected).norm() < 4e-3 * expected.norm()
+    assert torch.equal(new_residual, total)
+
+
+def test_swiglu_excludes_a_bias() -> None:
+    weight = normal(16, 64)
+    with pytest.raises(ValueError, match="cannot have a bias"):
+        gemv(weight, normal(1, 64), swiglu=True, bias=normal(16))
+
+
 @pytest.mark.parametrize("columns", [1024, 2048, 4096, 5120])
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("add", [False, True])

@@ -34,9 +34,16 @@ def test_small_m_gemms_equal_exact_products(rows: int, columns: int, config: Sma
         expected = x.double() @ weight.double().T
         close(small_m_gemm(weight, x, config=config), expected)
         close(small_m_gemm(weight, x, out, config=config), expected)
+        bias, out = normal(rows, seed=5), torch.full_like(out, float("nan"))
+        close(small_m_gemm(weight, x, out, bias=bias, config=config), expected + bias.double())
         if config is None or config.tiles > 1:
             gate, up = expected.chunk(2, -1)
             close(small_m_gemm(weight, x, swiglu=True, config=config), F.silu(gate) * up)
+
+
+def test_swiglu_excludes_a_bias() -> None:
+    with pytest.raises(ValueError, match="cannot have a bias"):
+        small_m_gemm(normal(16, 64), normal(2, 64), swiglu=True, bias=normal(16))
 
 
 @pytest.mark.parametrize("count", [3, 16, 30])

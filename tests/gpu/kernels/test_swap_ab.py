@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from gemm_kit import check_chain, close, normal
 
 from mizzen.kernels.gemm.swap_ab import TileConfig, swap_ab_gemm
+from mizzen.layers.linear_methods.base import LinearKind, LinearSpec
+from mizzen.layers.linear_methods.small_batch import SmallBatchLinear
 
 pytestmark = [
     pytest.mark.gpu,
@@ -62,6 +64,9 @@ def compare(weight: torch.Tensor, batch: int, config: TileConfig) -> None:
         expected = x.double() @ weight.double().T
         close(swap_ab_gemm(weight, x, config=config), expected)
         close(swap_ab_gemm(weight, x, out, config=config), expected)
+        if batch in (48, 256):
+            bias, out = normal(rows, seed=5), torch.full_like(out, float("nan"))
+            close(swap_ab_gemm(weight, x, out, bias=bias, config=config), expected + bias.double())
         if config.multicast == 1 or batch == 256:  # every config is compiled
             gate, other = expected.chunk(2, -1)
             close(swap_ab_gemm(weight, x, swiglu=True, config=config), F.silu(gate) * other)
@@ -74,8 +79,34 @@ def test_a_chain_of_overlapping_gemms_is_reproducible(count: int, config: TileCo
     check_chain(lambda weight, y: swap_ab_gemm(weight, y, config=config), 2048, 30, count)
 
 
+@pytest.mark.parametrize("count", [1, 3, 20, 48, 100])
+@pytest.mark.parametrize(("rows", "columns"), [(5120, 2880), (2880, 4096)])
+def test_layers_with_biases_equal_exact_products(rows: int, columns: int, count: int) -> None:
+    kind = LinearKind.COLUMN if rows > columns else LinearKind.ROW
+    spec = LinearSpec(
+        parts=(),
+        rows=rows,
+        columns=columns,
+        bias=True,
+        kind=kind,
+        dtype=torch.bfloat16,
+        device=torch.device("cuda"),
+    )
+    method = SmallBatchLinear(spec)
+    assert method.bias is not None and method.max_batch == (48 if kind is LinearKind.COLUMN else 192)
+    method.weight.copy_(normal(rows, columns) / columns**0.5)
+    method.bias.copy_(normal(rows, seed=5))
+    x = normal(count, columns, seed=count)
+    out = torch.full((count, rows), float("nan"), dtype=torch.bfloat16, device="cuda")
+    expected = x.double() @ method.weight.double().T + method.bias.double()
+    close(method.apply(x), expected)
+    close(method.apply(x, out), expected)
+
+
 def test_unsupported_shapes_are_errors() -> None:
     with pytest.raises(ValueError, match="no tile config"):
         swap_ab_gemm(normal(64, 96), normal(4, 96))
     with pytest.raises(ValueError, match="no tile config"):
         swap_ab_gemm(normal(64, 128), normal(257, 128))
+    with pytest.raises(ValueError, match="cannot have a bias"):
+        swap_ab_gemm(normal(64, 128), normal(20, 128), swiglu=True, bias=normal(64))
