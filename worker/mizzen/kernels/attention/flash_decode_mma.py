@@ -4,7 +4,8 @@
 The kernel computes the same as `mizzen.kernels.attention.flash_decode_triton`: it starts at the raw QKV
 projection, splits each row's context over several blocks, and the last of these blocks merges their results.
 It supports head dims of 64 and 128, GQA groups of up to eight query heads, and KV in bfloat16 or, with head
-dim 128, in 8-bit floats (e4m3).
+dim 128, in 8-bit floats (e4m3). An attention sink only adds its share to the sum of the softmax weights,
+once, where the output of a head is divided by this sum.
 
 A warp processes 16 tokens at a time. Scores are keys times queries, so tokens lie along the 16 rows of an MMA
 tile and query heads along its 8 columns; the output is values (transposed) times probabilities. Where an MMA

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tile configs of `mizzen.kernels.gemm.swap_ab` by weight shape and batch, measured on an H200.
 
-The shapes are those of the most used decoders, unsharded and sharded over 2 and 4 GPUs. For shapes and
-batches that are missing here, the default tile config is used.
+The shapes are those of the most used decoders, unsharded and sharded over 2 and 4 GPUs; 2880 x 4096 was
+measured on an H100. For shapes and batches that are missing here, the default tile config is used.
 """
 
 from __future__ import annotations
@@ -43,6 +43,15 @@ TILE_CONFIGS: dict[tuple[int, int], dict[int, TileNumbers]] = {
         128: (128, 4, 2, 1),
         192: (64, 2, 4, 1),
         256: (64, 2, 4, 1),
+    },
+    (2880, 4096): {
+        16: (64, 2, 1, 2),
+        32: (64, 2, 1, 2),
+        48: (64, 2, 1, 2),
+        64: (64, 2, 2, 1),
+        96: (64, 2, 4, 1),
+        128: (64, 2, 4, 1),
+        192: (64, 2, 4, 1),
     },
     (3072, 2048): {
         16: (64, 2, 1, 2),
