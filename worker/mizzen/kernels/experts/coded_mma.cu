@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of small batches with quantized experts: the pairs of each expert times its weights, decoded in registers.
+//
+// Weight rows are the M dimension of mma.m16n8k16 and pairs its N dimension.
+//
+//   grid       (tiles of weight rows, slots); slot s multiplies the pairs of the s-th of the experts that are chosen
+//   block      M_WARPS * K_SPLIT warps; those that differ in K_SPLIT share rows and add up their sums
+//   warp       M_TILES tiles of 16 rows: with a gate, 8 gate rows and the 8 up rows that belong to them
+//   chunk      128 * K_SPLIT * CHUNK columns of the inputs of up to 8 * N_TILES pairs, in one of two buffers
+//   block of columns  128 columns: lane (g, t) = (lane / 4, lane % 4) decodes columns 32 t to 32 t + 31 of rows g and g + 8,
+//              16 bytes of each row, which it loads from global memory into registers RING blocks ahead
+//
+// The columns of a product may be summed in any order as long as codes and inputs have the same. Words of 8 codes become pairs
+// (code i, code i + 4), so inputs are stored in that order: see `store_inputs`. bf16.cu is prepended to this text.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+
+#define SILU 0
+#define GELU_TANH 1
+#define CLAMPED_SWIGLU 2
+
+#define WARPS (M_WARPS * K_SPLIT)
+#define THREADS (WARPS * 32)
+#define LINE (COLUMNS / 2)
+#define SCALES (COLUMNS / 32)
+#define BLOCKS ((COLUMNS + 127) / 128)
+#define CHUNK_BLOCKS (CHUNK * K_SPLIT)
+#define CHUNKS ((BLOCKS + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS)
+// Outputs of a tile and of a block; bytes between a lane's two rows.
+#define TILE_OUTPUTS (GATED ? 8 : 16)
+#define BLOCK_OUTPUTS (M_WARPS * M_TILES * TILE_OUTPUTS)
+#define SECOND_ROW ((GATED ? SIZE : 8) * LINE)
+#define PAIRS (8 * N_TILES)
+// Bytes between the inputs of two pairs, 64 modulo 128, such that the loads of fragments do not conflict.
+#define PITCH (CHUNK_BLOCKS * 256 + 64)
+#define BUFFER_BYTES (PAIRS * PITCH)
+// Pairs whose inputs all threads load at once, 16 bytes of a block of 128 columns each, and loads of a thread for a chunk.
+#define PAIRS_AT_ONCE (THREADS / 16)
+#define INPUT_ROWS ((PAIRS + PAIRS_AT_ONCE - 1) / PAIRS_AT_ONCE)
+#define NO_EXPERT 0xffffu
+
+struct Problem {
+    const u16* x;
+    const long long* chosen;
+    const u8 *values, *scales;
+    const u16* bias;
+    u16* out;
+    int pairs;
+    float limit, slope;
+};
+
+// Codes of a lane in a block of columns.
+struct Codes {
+    uint4 rows[M_TILES][2];
+};
+
+__device__ __forceinline__ uint4 load_codes(const u8* at, bool wanted) {
+    uint4 codes = make_uint4(0, 0, 0, 0);
+    if (wanted)
+        asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+            : "=r"(codes.x), "=r"(codes.y), "=r"(codes.z), "=r"(codes.w) : "l"(at));
+    return codes;
+}
+
+// Another kernel may have left older values at these addresses in the L1 cache.
+__device__ __forceinline__ uint4 load_uncached(const void* at) {
+    uint4 value;
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(at) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ unsigned multiply_bf16x2(unsigned a, unsigned b) {
+    unsigned product;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
+}
+
+__device__ __forceinline__ void mma(float* d, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Returns pair `i` of a word of E2M1 codes times a power of two: exponent and mantissa move to those of bfloat16, which gives
+// the number times 2^-126, subnormal numbers included.
+__device__ __forceinline__ unsigned decode(unsigned word, int i, unsigned factor) {
+    const unsigned size = i < 2 ? word << (6 - 4 * i) : word >> (4 * i - 6), sign = word << (12 - 4 * i);
+    return multiply_bf16x2((size & 0x01c001c0u) | (sign & 0x80008000u), factor);
+}
+
+// Returns a scale's exponent of E8M0 as a pair of bfloat16 numbers, times 2^63 but at most 2^127.
+__device__ __forceinline__ unsigned decode_scale(unsigned exponent) { return min(exponent + 63, 254u) * 0x00800080u; }
+
+// What a thread knows about its place.
+struct Place {
+    int lane, warp, row_warp, part, g, t, tile_output;
+    const u8* codes;
+    u8 *inputs, *scales;
+};
+
+// Loads block `block` of a lane's rows.
+__device__ __forceinline__ void load_block(Codes& codes, const Place& at, int block) {
+    const bool wanted = COLUMNS % 128 ? block * 64 + at.t * 16 < LINE : block < BLOCKS;
+#pragma unroll
+    for (int tile = 0; tile < M_TILES; tile++)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            codes.rows[tile][i] = load_codes(at.codes + (block * 64 + tile * TILE_OUTPUTS * LINE + i * SECOND_ROW), wanted);
+}
+
+// Number of a warp's block of columns `i` within a chunk.
+__device__ __forceinline__ int block_of(const Place& at, int chunk, int i) {
+    return (chunk * K_SPLIT + at.part) * CHUNK + i;
+}
+
+__device__ __forceinline__ void fill_ring(Codes* ring, const Place& at) {
+#pragma unroll
+    for (int i = 0; i < RING; i++) load_block(ring[i], at, block_of(at, i / CHUNK, i % CHUNK));
+}
+
+// Returns the expert that is the `slot`-th of those in a bit mask, or -1; all lanes of a warp take part.
+__device__ __forceinline__ int find_expert(const unsigned* present, int slot) {
+    const int lane = threadIdx.x % 32;
+    unsigned word = lane < (HELD + 31) / 32 ? present[lane] : 0;
+    int before = __popc(word);
+    const int own = before;
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) {
+        const int other = __shfl_up_sync(~0u, before, i);
+        if (lane >= i) before += other;
+    }
+    before -= own;
+    int found = -1;
+    if (before <= slot && slot < before + own) {
+        for (int i = before; i < slot; i++) word &= word - 1;
+        found = lane * 32 + __ffs(word) - 1;
+    }
+    return __reduce_max_sync(~0u, found);
+}
+
+// Moves the pairs of an expert to the front of `picks`, which hold the experts of all pairs, in ascending order; returns their
+// number. One warp calls it.
+__device__ __forceinline__ int collect_pairs(u16* picks, int pairs, int expert) {
+    const int lane = threadIdx.x % 32;
+    int count = 0;
+    for (int first = 0; first < pairs; first += 32) {
+        const bool own = first + lane < pairs && picks[first + lane] == expert;
+        const unsigned all = __ballot_sync(~0u, own);
+        if (own) picks[count + __popc(all & ((1u << lane) - 1))] = first + lane;
+        count += __popc(all);
+        __syncwarp();
+    }
+    return count;
+}
+
+// Inputs of a thread for a chunk: 16 bytes of each of its pairs and blocks of columns.
+struct Inputs {
+    uint4 pieces[INPUT_ROWS][CHUNK_BLOCKS];
+};
+
+struct InputRows {
+    const u16* rows[INPUT_ROWS];
+};
+
+__device__ __forceinline__ void load_inputs(Inputs& inputs, const InputRows& from, int chunk, int count) {
+    const int pair = threadIdx.x / 16, piece = threadIdx.x % 16;
+#pragma unroll
+    for (int i = 0; i < INPUT_ROWS; i++)
+#pragma unroll
+        for (int j = 0; j < CHUNK_BLOCKS; j++) {
+            const int column = (chunk * CHUNK_BLOCKS + j) * 128 + piece * 8;
+            inputs.pieces[i][j] = make_uint4(0, 0, 0, 0);
+            if (pair + i * PAIRS_AT_ONCE < count && column < COLUMNS)
+                inputs.pieces[i][j] = load_uncached(from.rows[i] + (chunk * CHUNK_BLOCKS + j) * 128);
+        }
+}
+
+// Stores columns 32 t + 8 q to 32 t + 8 q + 7 of a block at 64 q + 16 t, in the order 0, 4, 1, 5, 2, 6, 3, 7.
+__device__ __forceinline__ void store_inputs(const Inputs& inputs, u8* buffer, int count) {
+    const int pair = threadIdx.x / 16, piece = threadIdx.x % 16;
+#pragma unroll
+    for (int i = 0; i < INPUT_ROWS; i++) {
+        if (pair + i * PAIRS_AT_ONCE >= count) break;
+#pragma unroll
+        for (int j = 0; j < CHUNK_BLOCKS; j++) {
+            const uint4 own = inputs.pieces[i][j];
+            *(uint4*)(buffer + (pair + i * PAIRS_AT_ONCE) * PITCH + j * 256 + piece % 4 * 64 + piece / 4 * 16) = make_uint4(
+                __byte_perm(own.x, own.z, 0x5410), __byte_perm(own.x, own.z, 0x7632),
+                __byte_perm(own.y, own.w, 0x5410), __byte_perm(own.y, own.w, 0x7632));
+        }
+    }
+}
+
+__device__ __forceinline__ unsigned word_of(const uint4& words, int i) {
+    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+}
+
+// Adds the products of a block of columns to the sums of a warp. `inputs` are those of the block for the lane's pair.
+template <int TILES>
+__device__ __forceinline__ void multiply_block(float (*sums)[TILES][4], const Codes& codes, const u8* scales, const u8* inputs) {
+    unsigned factors[M_TILES][2];
+#pragma unroll
+    for (int tile = 0; tile < M_TILES; tile++)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            factors[tile][i] = decode_scale(scales[(tile * TILE_OUTPUTS + i * (GATED ? BLOCK_OUTPUTS : 8)) * SCALES]);
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+        uint4 b[TILES];
+#pragma unroll
+        for (int n = 0; n < TILES; n++) b[n] = *(const uint4*)(inputs + n * 8 * PITCH + q * 64);
+#pragma unroll
+        for (int tile = 0; tile < M_TILES; tile++) {
+            unsigned upper[4], lower[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                upper[i] = decode(word_of(codes.rows[tile][0], q), i, factors[tile][0]);
+                lower[i] = decode(word_of(codes.rows[tile][1], q), i, factors[tile][1]);
+            }
+#pragma unroll
+            for (int n = 0; n < TILES; n++) mma(sums[tile][n], upper[0], lower[0], upper[1], lower[1], b[n].x, b[n].y);
+#pragma unroll
+            for (int n = 0; n < TILES; n++) mma(sums[tile][n], upper[2], lower[2], upper[3], lower[3], b[n].z, b[n].w);
+        }
+    }
+}
+
+__device__ __forceinline__ float apply_gate(float gate, float up, float limit, float slope) {
+    float exponent = -gate;
+    // 0.5 * (1 + tanh(z)) equals the sigmoid of 2 z.
+    if (GATE == GELU_TANH) exponent = -1.5957691216057308f * (gate + 0.044715f * gate * gate * gate);
+    if (GATE == CLAMPED_SWIGLU) {
+        // Comparisons keep NaN, unlike fminf.
+        gate = gate > limit ? limit : gate;
+        up = (up > limit ? limit : up < -limit ? -limit : up) + 1;
+        exponent = -slope * gate;
+    }
+    return __fdividef(gate, 1 + __expf(exponent)) * up;
+}
+
+__device__ __forceinline__ float load_bias(const u16* bias, int row) { return HAS_BIAS ? __uint_as_float(bias[row] << 16) : 0; }
+
+// Adds up the sums of warps that share rows, in ascending order of their columns; returns whether this warp has the result.
+template <int TILES>
+__device__ __forceinline__ bool add_parts(float (*sums)[TILES][4], const Place& at) {
+    if (K_SPLIT == 1) return true;
+    float* const own = (float*)at.inputs + at.row_warp * 32 * 4 * M_TILES * TILES + at.lane;
+    const int step = M_WARPS * 32 * 4 * M_TILES * TILES;
+    if (at.part > 0) {
+#pragma unroll
+        for (int i = 0; i < 4 * M_TILES * TILES; i++) own[(at.part - 1) * step + i * 32] = (&sums[0][0][0])[i];
+    }
+    __syncthreads();
+    if (at.part > 0) return false;
+#pragma unroll
+    for (int part = 1; part < K_SPLIT; part++)
+#pragma unroll
+        for (int i = 0; i < 4 * M_TILES * TILES; i++) (&sums[0][0][0])[i] += own[(part - 1) * step + i * 32];
+    return true;
+}
+
+template <int TILES>
+__device__ __forceinline__ void write_outputs(const Problem& all, float (*sums)[TILES][4], const Place& at, const u16* pairs, int count, int expert) {
+    const float factor = 9223372036854775808.0f;  // 2^63
+#pragma unroll
+    for (int tile = 0; tile < M_TILES; tile++) {
+        const int output = at.tile_output + tile * TILE_OUTPUTS + at.g;
+        if (output >= SIZE) break;
+        const int row = expert * SIZE * (1 + GATED) + output;
+        const float bias = load_bias(all.bias, row), second_bias = load_bias(all.bias, row + (GATED ? SIZE : 8));
+#pragma unroll
+        for (int n = 0; n < TILES; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int pair = n * 8 + at.t * 2 + i;
+                if (pair >= count) continue;
+                u16* const out = all.out + (size_t)pairs[pair] * SIZE + output;
+                const float first = sums[tile][n][i] * factor + bias, second = sums[tile][n][i + 2] * factor + second_bias;
+                if (GATED) {
+                    *out = pack_bf16x2(apply_gate(first, second, all.limit, all.slope), 0);
+                } else {
+                    const unsigned both = pack_bf16x2(first, second);
+                    out[0] = both;
+                    out[8] = both >> 16;
+                }
+            }
+    }
+}
+
+// Multiplies up to 8 * TILES pairs, with the first blocks of the codes in `ring`.
+template <int TILES>
+__device__ __forceinline__ void multiply_pairs(const Problem& all, const Place& at, Codes* ring, const u16* pairs, int count, int expert) {
+    float sums[M_TILES][TILES][4] = {};
+    Inputs inputs;
+    InputRows rows;
+#pragma unroll
+    for (int i = 0; i < INPUT_ROWS; i++) {
+        const int pair = threadIdx.x / 16 + i * PAIRS_AT_ONCE;
+        rows.rows[i] = all.x + (pair < count ? (size_t)(pairs[pair] / PER_ROW) * COLUMNS : 0) + threadIdx.x % 16 * 8;
+    }
+    load_inputs(inputs, rows, 0, count);
+    store_inputs(inputs, at.inputs, count);
+    __syncthreads();
+    const u8* const scales = at.scales + (at.row_warp * M_TILES * TILE_OUTPUTS + at.g) * SCALES + at.t;
+    const u8* const own_inputs = at.inputs + at.g * PITCH + at.part * CHUNK * 256 + at.t * 16;
+#pragma unroll 1
+    for (int first = 0; first < CHUNKS; first += RING / CHUNK) {
+#pragma unroll
+        for (int i = 0; i < RING / CHUNK; i++) {
+            const int chunk = first + i;
+            if (RING > CHUNK && chunk >= CHUNKS) break;
+            const bool more = chunk + 1 < CHUNKS;
+            if (more) load_inputs(inputs, rows, chunk + 1, count);
+#pragma unroll
+            for (int j = 0; j < CHUNK; j++) {
+                const int block = block_of(at, chunk, j);
+                if (block < BLOCKS)
+                    multiply_block<TILES>(sums, ring[i * CHUNK + j], scales + block * 4, own_inputs + chunk % 2 * BUFFER_BYTES + j * 256);
+                load_block(ring[i * CHUNK + j], at, block + RING * K_SPLIT);
+            }
+            if (more) store_inputs(inputs, at.inputs + (chunk + 1) % 2 * BUFFER_BYTES, count);
+            __syncthreads();
+        }
+    }
+    if (add_parts<TILES>(sums, at)) write_outputs<TILES>(all, sums, at, pairs, count, expert);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) coded_mma(
+    const u16* x, const long long* chosen, const u8* values, const u8* code_scales, const u16* bias, u16* out,
+    int pair_count, float limit, float slope) {
+    const Problem all = {x, chosen, values, code_scales, bias, out, pair_count, limit, slope};
+    extern __shared__ __align__(128) u8 shared[];
+    __shared__ unsigned present[32];
+    __shared__ u16 picks[MAX_PAIRS];
+    __shared__ int total;
+    Place at;
+    at.lane = threadIdx.x % 32, at.warp = threadIdx.x / 32, at.g = at.lane / 4, at.t = at.lane % 4;
+    at.row_warp = at.warp % M_WARPS, at.part = at.warp / M_WARPS;
+    at.inputs = shared, at.scales = shared + 2 * BUFFER_BYTES;
+    const int block_output = blockIdx.x * BLOCK_OUTPUTS;
+    at.tile_output = block_output + at.row_warp * M_TILES * TILE_OUTPUTS;
+    if (threadIdx.x < 32) present[threadIdx.x] = 0;
+    // The second kernel is launched once all blocks of the first have waited for the router.
+    if (GATED) asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+    __syncthreads();
+    for (int i = threadIdx.x; i < all.pairs; i += THREADS) {
+        long long expert;
+        asm volatile("ld.global.cg.s64 %0, [%1];" : "=l"(expert) : "l"(all.chosen + i) : "memory");
+        const bool held = expert >= 0 && expert < HELD;
+        picks[i] = held ? expert : NO_EXPERT;
+        if (held) atomicOr(present + expert / 32, 1u << expert % 32);
+    }
+    __syncthreads();
+    const int expert = find_expert(present, blockIdx.y);
+    if (expert < 0) return;
+    Codes ring[RING];
+    // Rows behind the last are computed from those of the last tile, and not written.
+    const int first_row = min(at.tile_output, SIZE - M_TILES * TILE_OUTPUTS) + at.g;
+    at.codes = all.values + ((size_t)expert * SIZE * (1 + GATED) + first_row) * LINE + at.t * 16;
+    fill_ring(ring, at);
+    const int scale_bytes = min(BLOCK_OUTPUTS, SIZE - block_output) * SCALES;
+    for (int i = threadIdx.x * 16; i < scale_bytes; i += THREADS * 16) {
+        const u8* const from = all.scales + ((size_t)expert * SIZE * (1 + GATED) + block_output) * SCALES + i;
+        *(uint4*)(at.scales + i) = *(const uint4*)from;
+        if (GATED) *(uint4*)(at.scales + BLOCK_OUTPUTS * SCALES + i) = *(const uint4*)(from + SIZE * SCALES);
+    }
+    if (at.warp == 0) {
+        const int count = collect_pairs(picks, all.pairs, expert);
+        if (at.lane == 0) total = count;
+    }
+    if (!GATED) asm volatile("griddepcontrol.wait;" ::: "memory");
+    __syncthreads();
+    for (int first = 0; first < total; first += PAIRS) {
+        if (first > 0) fill_ring(ring, at);
+        const int count = min(PAIRS, total - first), tiles = (count + 7) / 8;
+        const u16* const pairs = picks + first;
+        if (tiles == 1) multiply_pairs<1>(all, at, ring, pairs, count, expert);
+#if N_TILES >= 2
+        else if (tiles == 2) multiply_pairs<2>(all, at, ring, pairs, count, expert);
+#endif
+#if N_TILES >= 3
+        else if (tiles == 3) multiply_pairs<3>(all, at, ring, pairs, count, expert);
+#endif
+#if N_TILES >= 4
+        else if (N_TILES == 4 || tiles == 4) multiply_pairs<4>(all, at, ring, pairs, count, expert);
+#endif
+#if N_TILES >= 6
+        else if (tiles <= 6) multiply_pairs<6>(all, at, ring, pairs, count, expert);
+#endif
+#if N_TILES >= 8
+        else multiply_pairs<8>(all, at, ring, pairs, count, expert);
+#endif
+    }
+}

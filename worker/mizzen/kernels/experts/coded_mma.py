@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of small batches with quantized experts, bound by the memory that holds the weights.
+
+A block multiplies all pairs of an expert by some of its weight rows. It finds them in the router's choice, so
+nothing is sorted before. Lanes load codes from global memory into registers, in the order in which `mma.sync`
+takes them, and decode them there; only inputs go through shared memory. See `coded_mma.cu`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from mizzen.kernels.experts.gate import Gate
+from mizzen.kernels.experts.matrices import ExpertMatrices
+from mizzen.kernels.launch import has_wgmma
+from mizzen.kernels.nvrtc import KernelSpec, launch, load_kernel, read_source
+from mizzen.layers.quantized.canonical import Codes
+
+MAX_PAIRS = 2048
+"""Maximum number of pairs of a batch, which each block keeps in shared memory."""
+MAX_EXPERTS = 1024
+"""Maximum number of experts, of which each block keeps a bit mask of 32 words."""
+SCALE_COLUMNS = 32
+BLOCK_COLUMNS = 128
+SOURCE = read_source("bf16") + read_source("experts/coded_mma")
+
+
+@dataclass(frozen=True, slots=True)
+class CodedMmaTile:
+    """Tiling of a product."""
+
+    n_tiles: int
+    """Tiles of 8 pairs that a block multiplies at once: 1, 2, 3, 4, 6 or 8."""
+    m_tiles: int
+    """Tiles of 16 weight rows per warp."""
+    m_warps: int
+    """Warps of a block with different weight rows."""
+    k_split: int
+    """Warps of a block with the same weight rows and different columns."""
+    chunk: int
+    """Blocks of 128 columns that a warp multiplies between two barriers."""
+    ring: int
+    """Blocks of 128 columns that a warp has in registers or in flight, a multiple of `chunk`."""
+    blocks_per_sm: int
+    """Blocks per multiprocessor for which registers are allocated."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.m_warps * self.k_split
+
+    def outputs(self, *, gated: bool) -> int:
+        """Return the outputs of a block; with a gate, each of them has a gate row and an up row."""
+        return self.m_warps * self.m_tiles * (8 if gated else 16)
+
+    def shared_bytes(self, columns: int) -> int:
+        """Return the dynamic shared memory of a block in bytes, for the number of columns."""
+        pitch = self.chunk * self.k_split * BLOCK_COLUMNS * 2 + 64
+        return 2 * 8 * self.n_tiles * pitch + self.m_warps * self.m_tiles * 16 * (columns // SCALE_COLUMNS)
+
+
+def supports(weight: ExpertMatrices, *, gated: bool) -> bool:
+    """Return whether the kernel supports weights; it needs a GPU of the Hopper generation."""
+    size = weight.rows // (1 + gated)
+    return (
+        has_wgmma(weight.values.device)
+        and weight.codes is Codes.E2M1
+        and weight.column_step == SCALE_COLUMNS
+        and weight.orders is None
+        and weight.columns % SCALE_COLUMNS == 0
+        and size % 32 == 0
+        and weight.experts <= MAX_EXPERTS
+    )
+
+
+def kernel_spec(
+    weight: ExpertMatrices, tile: CodedMmaTile, gate: Gate | None, per_row: int, *, biased: bool
+) -> KernelSpec:
+    """Return the spec of the kernel for weights and a tiling; without a gate, for a down projection."""
+    gated = gate is not None
+    definitions = (
+        ("COLUMNS", weight.columns),
+        ("SIZE", weight.rows // (1 + gated)),
+        ("HELD", weight.experts),
+        ("PER_ROW", per_row),
+        ("GATED", int(gated)),
+        ("GATE", -1 if gate is None else gate.number),
+        ("HAS_BIAS", int(biased)),
+        ("MAX_PAIRS", MAX_PAIRS),
+        ("N_TILES", tile.n_tiles),
+        ("M_TILES", tile.m_tiles),
+        ("M_WARPS", tile.m_warps),
+        ("K_SPLIT", tile.k_split),
+        ("CHUNK", tile.chunk),
+        ("RING", tile.ring),
+        ("BLOCKS_PER_SM", tile.blocks_per_sm),
+    )
+    return SOURCE, "coded_mma", definitions
+
+
+def _launch(
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    weight: ExpertMatrices,
+    tile: CodedMmaTile,
+    gate: Gate | None,
+    bias: torch.Tensor | None,
+    per_row: int,
+) -> torch.Tensor:
+    gated, pairs = gate is not None, chosen.numel()
+    size = weight.rows // (1 + gated)
+    out = torch.empty(pairs, size, dtype=x.dtype, device=x.device)
+    spec = kernel_spec(weight, tile, gate, per_row, biased=bias is not None)
+    limit, slope = (0.0, 0.0) if gate is None else (gate.limit, gate.slope)
+    launch(
+        load_kernel(*spec, x.device.index or 0),
+        (-(-size // tile.outputs(gated=gated)), min(pairs, weight.experts), 1),
+        tile.threads,
+        (x, chosen, weight.values, weight.scales, bias, out, pairs, float(limit), float(slope)),
+        shared_bytes=tile.shared_bytes(weight.columns),
+    )
+    return out
+
+
+def gate_up_coded_mma(
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    weight: ExpertMatrices,
+    gate: Gate,
+    tile: CodedMmaTile,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Multiply each pair's token by gate and up of its expert; return activation(gate) * up, [pairs, width].
+
+    Rows of pairs whose experts are outside [0, held) are not written.
+
+    Args:
+        x: Inputs, bfloat16 [tokens, hidden] and contiguous.
+        chosen: Experts of each token, int64 [tokens, per_token] and contiguous, at most `MAX_PAIRS`.
+        weight: Gate rows, then up rows, of each expert; `supports` must accept them.
+        gate: Function of gate and up.
+        tile: Tiling.
+        bias: Biases of the weight's rows, [held, 2 * width].
+    """
+    return _launch(x, chosen, weight, tile, gate, bias, chosen.shape[1])
+
+
+def down_coded_mma(
+    inner: torch.Tensor,
+    chosen: torch.Tensor,
+    weight: ExpertMatrices,
+    tile: CodedMmaTile,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Multiply each pair's inner elements by down of its expert; return the outputs [pairs, hidden].
+
+    The kernel must follow `gate_up_coded_mma` directly in the stream: it reads the choice before it waits for
+    that kernel. Rows of pairs whose experts are outside [0, held) are not written.
+
+    Args:
+        inner: Inner elements [pairs, width].
+        chosen: See `gate_up_coded_mma`.
+        weight: Down projections; `supports` must accept them.
+        tile: Tiling.
+        bias: Biases of the outputs, [held, hidden].
+    """
+    return _launch(inner, chosen, weight, tile, None, bias, 1)
