@@ -373,7 +373,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) coded_mma(
     if (!GATED) asm volatile("griddepcontrol.wait;" ::: "memory");
     __syncthreads();
     for (int first = 0; first < total; first += PAIRS) {
-        if (first > 0) fill_ring(ring, at);
+        if (first > 0) {
+            fill_ring(ring, at);
+            if (K_SPLIT > 1) __syncthreads();  // sums of the pairs before are where inputs are stored
+        }
         const int count = min(PAIRS, total - first), tiles = (count + 7) / 8;
         const u16* const pairs = picks + first;
         if (tiles == 1) multiply_pairs<1>(all, at, ring, pairs, count, expert);
