@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from mizzen.kernels.experts import coded_mma
 from mizzen.kernels.experts.align import AlignedPairs
 from mizzen.kernels.experts.few_coded_rows import down_coded_rows, gate_up_coded_rows
 from mizzen.kernels.experts.gate import KINDS
@@ -15,7 +18,7 @@ from mizzen.kernels.experts.grouped_coded import (
 )
 from mizzen.kernels.launch import has_wgmma
 from mizzen.layers.experts.coded_kernel_plans import find_plan
-from mizzen.layers.experts.kernel_plans import ExpertKernelPlan, ExpertSizes, FewRows, Grouped
+from mizzen.layers.experts.kernel_plans import CodedMma, ExpertKernelPlan, ExpertSizes, FewRows, Grouped
 from mizzen.layers.experts.kernel_product import PlannedProduct
 from mizzen.layers.experts.products import ExpertProduct
 from mizzen.layers.experts.quantized_kernel_product import make_matrices
@@ -58,6 +61,21 @@ class CodedKernelProduct(PlannedProduct):
             has_wgmma(experts.weight.values.device) and make_matrices(experts).decodable
             for experts in (weights.gate_up, weights.down)
         )
+
+    @property
+    def supports_coded_mma(self) -> bool:
+        """Whether the kernel of `CodedMma` supports the weights and the data type of inputs."""
+        return self.dtype == torch.bfloat16 and all(
+            coded_mma.supports(matrices, gated=gated)
+            for matrices, gated in ((self.gate_up, True), (self.down, False))
+        )
+
+    def run_coded_mma(self, tiles: CodedMma, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of all pairs by two kernels; see `PlannedProduct`."""
+        inner = coded_mma.gate_up_coded_mma(
+            x, chosen, self.gate_up, self.gate, tiles.gate_up, self.gate_up_bias
+        )
+        return coded_mma.down_coded_mma(inner, chosen, self.down, tiles.down, self.down_bias)
 
     def run_few_rows(
         self,
@@ -106,4 +124,7 @@ def make_coded_product(
         return None
     if (plan := find_plan(weights.gate_up.weight, weights.down.weight)) is None:
         return None
-    return CodedKernelProduct(weights, activation, library, experts=experts, plan=plan)
+    product = CodedKernelProduct(weights, activation, library, experts=experts, plan=plan)
+    if not product.supports_coded_mma:
+        product.plan = replace(plan, coded_mma=())
+    return product

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from mizzen.kernels.experts.coded_mma import MAX_PAIRS, CodedMmaTile
 from mizzen.kernels.experts.few_rows import FewRowsTile
 from mizzen.kernels.experts.grouped_gemm import GroupedTile
 
@@ -30,11 +31,19 @@ class Grouped:
 
 
 @dataclass(frozen=True, slots=True)
+class CodedMma:
+    """The kernel of `mizzen.kernels.experts.coded_mma`, with its tiles."""
+
+    gate_up: CodedMmaTile
+    down: CodedMmaTile
+
+
+@dataclass(frozen=True, slots=True)
 class Library:
     """The grouped GEMM of PyTorch."""
 
 
-Variant = FewRows | Grouped | Library
+Variant = FewRows | Grouped | CodedMma | Library
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +80,27 @@ class ExpertKernelPlan:
     library_size: float
     """Smallest `ExpertSizes.mean_size` of large experts. With smaller ones, the library's GEMMs take less
     time than the operations around them."""
+    coded_mma: tuple[tuple[float, CodedMma], ...] = ()
+    """Variants of small batches that are used instead of all others, each with the largest mean number of
+    rows per expert for which it is used, in ascending order."""
 
     def variant(self, tokens: int, per_token: int, sizes: ExpertSizes) -> Variant:
         """Return the variant for a batch, which depends on its size alone, and not on the experts chosen."""
+        rows = tokens * per_token / sizes.experts
+        if tokens * per_token <= MAX_PAIRS:
+            for limit, variant in self.coded_mma:
+                if rows <= limit:
+                    return variant
         if tokens <= self.few_tokens:
             return self.few_rows
-        rows = tokens * per_token / sizes.experts
         if rows >= self.library_rows and sizes.mean_size >= self.library_size:
             return Library()
         return next(variant for limit, variant in self.grouped if rows <= limit)
 
     @property
-    def variants(self) -> tuple[FewRows | Grouped, ...]:
+    def variants(self) -> tuple[FewRows | Grouped | CodedMma, ...]:
         """All variants that may be used, but for the library."""
-        return (self.few_rows, *(variant for _, variant in self.grouped))
+        return (self.few_rows, *(variant for _, variant in (*self.coded_mma, *self.grouped)))
 
 
 FEW_ROWS = FewRows(FewRowsTile(4, 2048, 4), FewRowsTile(2, 1024, 4))

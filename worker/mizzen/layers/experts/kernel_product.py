@@ -21,6 +21,7 @@ from mizzen.layers.activation import ClampedSwiGLU
 from mizzen.layers.experts.biases import ExpertBiases
 from mizzen.layers.experts.kernel_plans import (
     HOPPER_PLAN,
+    CodedMma,
     ExpertKernelPlan,
     ExpertSizes,
     FewRows,
@@ -102,6 +103,13 @@ class PlannedProduct(ABC):
             per_token: Number of experts of each token.
         """
 
+    def run_coded_mma(self, tiles: CodedMma, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of all pairs [pairs, hidden]; only plans of quantized experts have the variant.
+
+        For the arguments see `run`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no {tiles}")
+
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return this rank's sums of outputs, float32 [tokens, hidden]; see `ExpertProduct`."""
         return self.run(x, chosen, weights, dtype=torch.float32)
@@ -136,6 +144,9 @@ class PlannedProduct(ABC):
             case Grouped() as tiles:
                 aligned = align_pairs(chosen, self.held, tiles.gate_up.rows)
                 outputs = self.run_grouped(tiles, x, aligned, per_token)
+                return sum_pairs(outputs, chosen, weights, self.held, added, dtype)
+            case CodedMma() as tiles:
+                outputs = self.run_coded_mma(tiles, x, chosen)
                 return sum_pairs(outputs, chosen, weights, self.held, added, dtype)
             case Library():
                 total = self.library(x, chosen, weights)
