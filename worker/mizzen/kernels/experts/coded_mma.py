@@ -58,7 +58,9 @@ class CodedMmaTile:
     def shared_bytes(self, columns: int) -> int:
         """Return the dynamic shared memory of a block in bytes, for the number of columns."""
         pitch = self.chunk * self.k_split * BLOCK_COLUMNS * 2 + 64
-        return 2 * 8 * self.n_tiles * pitch + self.m_warps * self.m_tiles * 16 * (columns // SCALE_COLUMNS)
+        scales = self.m_warps * self.m_tiles * 16 * (columns // SCALE_COLUMNS)
+        # The last block of columns may be incomplete, but scales of a whole one are read.
+        return 2 * 8 * self.n_tiles * pitch + scales + 16
 
 
 def supports(weight: ExpertMatrices, *, gated: bool) -> bool:

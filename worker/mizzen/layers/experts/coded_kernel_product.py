@@ -125,6 +125,6 @@ def make_coded_product(
     if (plan := find_plan(weights.gate_up.weight, weights.down.weight)) is None:
         return None
     product = CodedKernelProduct(weights, activation, library, experts=experts, plan=plan)
-    if not product.supports_coded_mma:
+    if plan.coded_mma and not product.supports_coded_mma:
         product.plan = replace(plan, coded_mma=())
     return product
