@@ -20,10 +20,24 @@ typedef unsigned short u16;
 #define GELU_TANH 1
 #define CLAMPED_SWIGLU 2
 
+#define E2M1 0
+#define UINT4 1
+#define EXPONENTS 0
+#define FLOAT32 1
+#define BFLOAT16 2
+#define FLOAT16 3
+
 #define WARPS (M_WARPS * K_SPLIT)
 #define THREADS (WARPS * 32)
 #define LINE (COLUMNS / 2)
-#define SCALES (COLUMNS / 32)
+// Columns that share a scale, and bytes of the scales of a row.
+#define STEP (CODES == E2M1 ? 32 : 128)
+#define SCALES (COLUMNS / STEP)
+#define SCALE_SIZE (SCALE_TYPE == EXPONENTS ? 1 : SCALE_TYPE == FLOAT32 ? 4 : 2)
+#define SCALE_BYTES (SCALES * SCALE_SIZE)
+// Scales, and zero points behind them, of a block's rows.
+#define BLOCK_ROWS (M_WARPS * M_TILES * 16)
+#define ZEROS_AT (BLOCK_ROWS * SCALE_BYTES)
 #define BLOCKS ((COLUMNS + 127) / 128)
 #define CHUNK_BLOCKS (CHUNK * K_SPLIT)
 #define CHUNKS ((BLOCKS + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS)
@@ -43,7 +57,7 @@ typedef unsigned short u16;
 struct Problem {
     const u16* x;
     const long long* chosen;
-    const u8 *values, *scales;
+    const u8 *values, *scales, *zeros;
     const u16* bias;
     u16* out;
     int pairs;
@@ -77,20 +91,56 @@ __device__ __forceinline__ unsigned multiply_bf16x2(unsigned a, unsigned b) {
     return product;
 }
 
+__device__ __forceinline__ unsigned subtract_bf16x2(unsigned a, unsigned b) {
+    unsigned difference;
+    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
+    return difference;
+}
+
+// (word & mask) | bits, in one instruction. The compiler would use two, because an instruction has one literal at most.
+__device__ __forceinline__ unsigned mask_and_set(unsigned word, unsigned mask, unsigned bits) {
+    unsigned result;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(word), "r"(mask), "r"(bits));
+    return result;
+}
+
 __device__ __forceinline__ void mma(float* d, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// Returns pair `i` of a word of E2M1 codes times a power of two: exponent and mantissa move to those of bfloat16, which gives
-// the number times 2^-126, subnormal numbers included.
-__device__ __forceinline__ unsigned decode(unsigned word, int i, unsigned factor) {
+// Converts pair `i` of a word of codes, exactly. `operand` is what `load_operand` returns.
+//
+// E2M1: exponent and mantissa move to those of bfloat16, which gives the number times 2^-126, subnormal numbers included; this
+// is multiplied by the scale. UINT4: the code becomes 128 + code, from which 128 + zero point is subtracted.
+__device__ __forceinline__ unsigned decode(unsigned word, int i, unsigned operand) {
+#if CODES == E2M1
     const unsigned size = i < 2 ? word << (6 - 4 * i) : word >> (4 * i - 6), sign = word << (12 - 4 * i);
-    return multiply_bf16x2((size & 0x01c001c0u) | (sign & 0x80008000u), factor);
+    return multiply_bf16x2((size & 0x01c001c0u) | (sign & 0x80008000u), operand);
+#else
+    return subtract_bf16x2(mask_and_set(word >> (4 * i), 0x000f000fu, 0x43004300u), operand);
+#endif
 }
 
-// Returns a scale's exponent of E8M0 as a pair of bfloat16 numbers, times 2^63 but at most 2^127.
-__device__ __forceinline__ unsigned decode_scale(unsigned exponent) { return min(exponent + 63, 254u) * 0x00800080u; }
+// Returns the operand of `decode`, twice, for a row of a block's scales and a block of columns. `at` are the scales of the first
+// row. E2M1: the scale times 2^63, but at most 2^127. UINT4: 128 + zero point.
+__device__ __forceinline__ unsigned load_operand(const u8* at, int row, int block, int t) {
+#if CODES == E2M1
+    return min(at[row * SCALES + block * 4 + t] + 63u, 254u) * 0x00800080u;
+#else
+    return 0x43004300u + 0x00010001u * (HAS_ZEROS ? at[ZEROS_AT + row * SCALES + block] : 8);
+#endif
+}
+
+// Returns the scale of a row and a block of columns for which all columns share one.
+__device__ __forceinline__ float load_scale(const u8* at, int row, int block) {
+    const u8* const scale = at + row * SCALE_BYTES + block * SCALE_SIZE;
+    float value = 1;
+    if (SCALE_TYPE == FLOAT32) value = *(const float*)scale;
+    if (SCALE_TYPE == BFLOAT16) value = bf16_low(*(const u16*)scale);
+    if (SCALE_TYPE == FLOAT16) asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(*(const u16*)scale));
+    return value;
+}
 
 // What a thread knows about its place.
 struct Place {
@@ -117,6 +167,15 @@ __device__ __forceinline__ int block_of(const Place& at, int chunk, int i) {
 __device__ __forceinline__ void fill_ring(Codes* ring, const Place& at) {
 #pragma unroll
     for (int i = 0; i < RING; i++) load_block(ring[i], at, block_of(at, i / CHUNK, i % CHUNK));
+}
+
+// Copies `rows` rows of scales or zero points to shared memory; with a gate, those of the up projection go behind them.
+template <int BYTES>
+__device__ __forceinline__ void copy_rows(u8* to, const u8* from, int rows) {
+    for (int i = threadIdx.x * 16; i < rows * BYTES; i += THREADS * 16) {
+        *(uint4*)(to + i) = *(const uint4*)(from + i);
+        if (GATED) *(uint4*)(to + BLOCK_OUTPUTS * BYTES + i) = *(const uint4*)(from + SIZE * BYTES + i);
+    }
 }
 
 // Returns the expert that is the `slot`-th of those in a bit mask, or -1; all lanes of a warp take part.
@@ -198,13 +257,16 @@ __device__ __forceinline__ unsigned word_of(const uint4& words, int i) {
 
 // Adds the products of a block of columns to the sums of a warp. `inputs` are those of the block for the lane's pair.
 template <int TILES>
-__device__ __forceinline__ void multiply_block(float (*sums)[TILES][4], const Codes& codes, const u8* scales, const u8* inputs) {
-    unsigned factors[M_TILES][2];
+__device__ __forceinline__ void multiply_block(float (*sums)[TILES][4], const Codes& codes, const Place& at, int block, const u8* inputs) {
+    const int first_row = at.row_warp * M_TILES * TILE_OUTPUTS + at.g, second_row = GATED ? BLOCK_OUTPUTS : 8;
+    unsigned operands[M_TILES][2];
+    float part[M_TILES][TILES][4] = {};
+    float (*const target)[TILES][4] = CODES == E2M1 ? sums : part;
 #pragma unroll
     for (int tile = 0; tile < M_TILES; tile++)
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            factors[tile][i] = decode_scale(scales[(tile * TILE_OUTPUTS + i * (GATED ? BLOCK_OUTPUTS : 8)) * SCALES]);
+            operands[tile][i] = load_operand(at.scales, first_row + tile * TILE_OUTPUTS + i * second_row, block, at.t);
 #pragma unroll
     for (int q = 0; q < 4; q++) {
         uint4 b[TILES];
@@ -215,15 +277,24 @@ __device__ __forceinline__ void multiply_block(float (*sums)[TILES][4], const Co
             unsigned upper[4], lower[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                upper[i] = decode(word_of(codes.rows[tile][0], q), i, factors[tile][0]);
-                lower[i] = decode(word_of(codes.rows[tile][1], q), i, factors[tile][1]);
+                upper[i] = decode(word_of(codes.rows[tile][0], q), i, operands[tile][0]);
+                lower[i] = decode(word_of(codes.rows[tile][1], q), i, operands[tile][1]);
             }
 #pragma unroll
-            for (int n = 0; n < TILES; n++) mma(sums[tile][n], upper[0], lower[0], upper[1], lower[1], b[n].x, b[n].y);
+            for (int n = 0; n < TILES; n++) mma(target[tile][n], upper[0], lower[0], upper[1], lower[1], b[n].x, b[n].y);
 #pragma unroll
-            for (int n = 0; n < TILES; n++) mma(sums[tile][n], upper[2], lower[2], upper[3], lower[3], b[n].z, b[n].w);
+            for (int n = 0; n < TILES; n++) mma(target[tile][n], upper[2], lower[2], upper[3], lower[3], b[n].z, b[n].w);
         }
     }
+    if (CODES == E2M1) return;
+#pragma unroll
+    for (int tile = 0; tile < M_TILES; tile++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float scale = load_scale(at.scales, first_row + tile * TILE_OUTPUTS + i / 2 * second_row, block);
+#pragma unroll
+            for (int n = 0; n < TILES; n++) sums[tile][n][i] += part[tile][n][i] * scale;
+        }
 }
 
 __device__ __forceinline__ float apply_gate(float gate, float up, float limit, float slope) {
@@ -262,7 +333,7 @@ __device__ __forceinline__ bool add_parts(float (*sums)[TILES][4], const Place& 
 
 template <int TILES>
 __device__ __forceinline__ void write_outputs(const Problem& all, float (*sums)[TILES][4], const Place& at, const u16* pairs, int count, int expert) {
-    const float factor = 9223372036854775808.0f;  // 2^63
+    const float factor = CODES == E2M1 ? 9223372036854775808.0f : 1;  // 2^63, see `load_operand`
 #pragma unroll
     for (int tile = 0; tile < M_TILES; tile++) {
         const int output = at.tile_output + tile * TILE_OUTPUTS + at.g;
@@ -302,7 +373,6 @@ __device__ __forceinline__ void multiply_pairs(const Problem& all, const Place& 
     load_inputs(inputs, rows, 0, count);
     store_inputs(inputs, at.inputs, count);
     __syncthreads();
-    const u8* const scales = at.scales + (at.row_warp * M_TILES * TILE_OUTPUTS + at.g) * SCALES + at.t;
     const u8* const own_inputs = at.inputs + at.g * PITCH + at.part * CHUNK * 256 + at.t * 16;
 #pragma unroll 1
     for (int first = 0; first < CHUNKS; first += RING / CHUNK) {
@@ -316,7 +386,7 @@ __device__ __forceinline__ void multiply_pairs(const Problem& all, const Place& 
             for (int j = 0; j < CHUNK; j++) {
                 const int block = block_of(at, chunk, j);
                 if (block < BLOCKS)
-                    multiply_block<TILES>(sums, ring[i * CHUNK + j], scales + block * 4, own_inputs + chunk % 2 * BUFFER_BYTES + j * 256);
+                    multiply_block<TILES>(sums, ring[i * CHUNK + j], at, block, own_inputs + chunk % 2 * BUFFER_BYTES + j * 256);
                 load_block(ring[i * CHUNK + j], at, block + RING * K_SPLIT);
             }
             if (more) store_inputs(inputs, at.inputs + (chunk + 1) % 2 * BUFFER_BYTES, count);
@@ -327,9 +397,9 @@ __device__ __forceinline__ void multiply_pairs(const Problem& all, const Place& 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) coded_mma(
-    const u16* x, const long long* chosen, const u8* values, const u8* code_scales, const u16* bias, u16* out,
+    const u16* x, const long long* chosen, const u8* values, const u8* scales, const u8* zeros, const u16* bias, u16* out,
     int pair_count, float limit, float slope) {
-    const Problem all = {x, chosen, values, code_scales, bias, out, pair_count, limit, slope};
+    const Problem all = {x, chosen, values, scales, zeros, bias, out, pair_count, limit, slope};
     extern __shared__ __align__(128) u8 shared[];
     __shared__ unsigned present[32];
     __shared__ u16 picks[MAX_PAIRS];
@@ -360,12 +430,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) coded_mma(
     const int first_row = min(at.tile_output, SIZE - M_TILES * TILE_OUTPUTS) + at.g;
     at.codes = all.values + ((size_t)expert * SIZE * (1 + GATED) + first_row) * LINE + at.t * 16;
     fill_ring(ring, at);
-    const int scale_bytes = min(BLOCK_OUTPUTS, SIZE - block_output) * SCALES;
-    for (int i = threadIdx.x * 16; i < scale_bytes; i += THREADS * 16) {
-        const u8* const from = all.scales + ((size_t)expert * SIZE * (1 + GATED) + block_output) * SCALES + i;
-        *(uint4*)(at.scales + i) = *(const uint4*)from;
-        if (GATED) *(uint4*)(at.scales + BLOCK_OUTPUTS * SCALES + i) = *(const uint4*)(from + SIZE * SCALES);
-    }
+    const size_t block_row = (size_t)expert * SIZE * (1 + GATED) + block_output;
+    const int block_rows = min(BLOCK_OUTPUTS, SIZE - block_output);
+    copy_rows<SCALE_BYTES>(at.scales, all.scales + block_row * SCALE_BYTES, block_rows);
+    if (HAS_ZEROS) copy_rows<SCALES>(at.scales + ZEROS_AT, all.zeros + block_row * SCALES, block_rows);
     if (at.warp == 0) {
         const int count = collect_pairs(picks, all.pairs, expert);
         if (at.lane == 0) total = count;

@@ -22,8 +22,12 @@ MAX_PAIRS = 2048
 """Maximum number of pairs of a batch, which each block keeps in shared memory."""
 MAX_EXPERTS = 1024
 """Maximum number of experts, of which each block keeps a bit mask of 32 words."""
-SCALE_COLUMNS = 32
 BLOCK_COLUMNS = 128
+"""Columns of which lanes load 16 bytes each."""
+COLUMN_STEPS = {Codes.E2M1: 32, Codes.UINT4: BLOCK_COLUMNS}
+"""Columns that share a scale, for the codes that the kernel supports."""
+CODE_MACROS = {Codes.E2M1: 0, Codes.UINT4: 1}
+SCALE_MACROS = {torch.uint8: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 SOURCE = read_source("bf16") + read_source("experts/coded_mma")
 
 
@@ -55,12 +59,13 @@ class CodedMmaTile:
         """Return the outputs of a block; with a gate, each of them has a gate row and an up row."""
         return self.m_warps * self.m_tiles * (8 if gated else 16)
 
-    def shared_bytes(self, columns: int) -> int:
-        """Return the dynamic shared memory of a block in bytes, for the number of columns."""
+    def shared_bytes(self, weight: ExpertMatrices) -> int:
+        """Return the dynamic shared memory of a block in bytes."""
         pitch = self.chunk * self.k_split * BLOCK_COLUMNS * 2 + 64
-        scales = self.m_warps * self.m_tiles * 16 * (columns // SCALE_COLUMNS)
+        rows, scales = self.m_warps * self.m_tiles * 16, weight.scales
+        scale_bytes = rows * scales.shape[1] * (scales.itemsize + (weight.zeros is not None))
         # The last block of columns may be incomplete, but scales of a whole one are read.
-        return 2 * 8 * self.n_tiles * pitch + scales + 16
+        return 2 * 8 * self.n_tiles * pitch + scale_bytes + 16
 
 
 def supports(weight: ExpertMatrices, *, gated: bool) -> bool:
@@ -68,10 +73,10 @@ def supports(weight: ExpertMatrices, *, gated: bool) -> bool:
     size = weight.rows // (1 + gated)
     return (
         has_wgmma(weight.values.device)
-        and weight.codes is Codes.E2M1
-        and weight.column_step == SCALE_COLUMNS
+        and weight.column_step == COLUMN_STEPS.get(weight.codes)
+        and weight.row_step == 1
         and weight.orders is None
-        and weight.columns % SCALE_COLUMNS == 0
+        and weight.columns % weight.column_step == 0
         and size % 32 == 0
         and weight.experts <= MAX_EXPERTS
     )
@@ -83,6 +88,9 @@ def kernel_spec(
     """Return the spec of the kernel for weights and a tiling; without a gate, for a down projection."""
     gated = gate is not None
     definitions = (
+        ("CODES", CODE_MACROS[weight.codes]),
+        ("SCALE_TYPE", SCALE_MACROS[weight.scales.dtype]),
+        ("HAS_ZEROS", int(weight.zeros is not None)),
         ("COLUMNS", weight.columns),
         ("SIZE", weight.rows // (1 + gated)),
         ("HELD", weight.experts),
@@ -120,8 +128,8 @@ def _launch(
         load_kernel(*spec, x.device.index or 0),
         (-(-size // tile.outputs(gated=gated)), min(pairs, weight.experts), 1),
         tile.threads,
-        (x, chosen, weight.values, weight.scales, bias, out, pairs, float(limit), float(slope)),
-        shared_bytes=tile.shared_bytes(weight.columns),
+        (x, chosen, weight.values, weight.scales, weight.zeros, bias, out, pairs, float(limit), float(slope)),
+        shared_bytes=tile.shared_bytes(weight),
     )
     return out
 
