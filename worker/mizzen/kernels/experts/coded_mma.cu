@@ -69,12 +69,10 @@ struct Codes {
     uint4 rows[M_TILES][2];
 };
 
-__device__ __forceinline__ uint4 load_codes(const u8* at, bool wanted) {
-    uint4 codes = make_uint4(0, 0, 0, 0);
-    if (wanted)
-        asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-            : "=r"(codes.x), "=r"(codes.y), "=r"(codes.z), "=r"(codes.w) : "l"(at));
-    return codes;
+// Codes that are not wanted stay what they were: all are finite, and multiplied by zero.
+__device__ __forceinline__ void load_codes(uint4& codes, const u8* at, int wanted) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n@p ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+        : "+r"(codes.x), "+r"(codes.y), "+r"(codes.z), "+r"(codes.w) : "l"(at), "r"(wanted));
 }
 
 // Another kernel may have left older values at these addresses in the L1 cache.
@@ -152,11 +150,12 @@ struct Place {
 // Loads block `block` of a lane's rows.
 __device__ __forceinline__ void load_block(Codes& codes, const Place& at, int block) {
     const bool wanted = COLUMNS % 128 ? block * 64 + at.t * 16 < LINE : block < BLOCKS;
+    const u8* const from = at.codes + block * 64;
 #pragma unroll
     for (int tile = 0; tile < M_TILES; tile++)
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            codes.rows[tile][i] = load_codes(at.codes + (block * 64 + tile * TILE_OUTPUTS * LINE + i * SECOND_ROW), wanted);
+            load_codes(codes.rows[tile][i], from + (tile * TILE_OUTPUTS * LINE + i * SECOND_ROW), wanted);
 }
 
 // Number of a warp's block of columns `i` within a chunk.
@@ -425,7 +424,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) coded_mma(
     __syncthreads();
     const int expert = find_expert(present, blockIdx.y);
     if (expert < 0) return;
-    Codes ring[RING];
+    Codes ring[RING] = {};
     // Rows behind the last are computed from those of the last tile, and not written.
     const int first_row = min(at.tile_output, SIZE - M_TILES * TILE_OUTPUTS) + at.g;
     at.codes = all.values + ((size_t)expert * SIZE * (1 + GATED) + first_row) * LINE + at.t * 16;
