@@ -6,12 +6,14 @@
 //   grid       (tiles of weight rows, slots); slot s multiplies the pairs of the s-th of the experts that are chosen
 //   block      M_WARPS * K_SPLIT warps; those that differ in K_SPLIT share rows and add up their sums
 //   warp       M_TILES tiles of 16 rows: with a gate, 8 gate rows and the 8 up rows that belong to them
-//   chunk      128 * K_SPLIT * CHUNK columns of the inputs of up to 8 * N_TILES pairs, in one of two buffers
 //   block of columns  128 columns: lane (g, t) = (lane / 4, lane % 4) decodes columns 32 t to 32 t + 31 of rows g and g + 8,
-//              16 bytes of each row, which it loads from global memory into registers RING blocks ahead
+//              which are 16 bytes of each row
+//   chunk      CHUNK blocks of columns for each of the warps that share rows. STAGES chunks are in shared memory or on their way
+//              there: the inputs of up to 8 * N_TILES pairs, and the codes of each warp
 //
 // The columns of a product may be summed in any order as long as codes and inputs have the same. Words of 8 codes become pairs
-// (code i, code i + 4), so inputs are stored in that order: see `store_inputs`. bf16.cu is prepended to this text.
+// (code i, code i + 4), so the columns of inputs must be in the order 0, 4, 1, 5, 2, 6, 3, 7 within each eight: the first kernel
+// brings those of x into this order (PLAIN_INPUTS), and stores its outputs in it. bf16.cu is prepended to this text.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -35,21 +37,27 @@ typedef unsigned short u16;
 #define SCALES (COLUMNS / STEP)
 #define SCALE_SIZE (SCALE_TYPE == EXPONENTS ? 1 : SCALE_TYPE == FLOAT32 ? 4 : 2)
 #define SCALE_BYTES (SCALES * SCALE_SIZE)
-// Scales, and zero points behind them, of a block's rows.
-#define BLOCK_ROWS (M_WARPS * M_TILES * 16)
-#define ZEROS_AT (BLOCK_ROWS * SCALE_BYTES)
 #define BLOCKS ((COLUMNS + 127) / 128)
 #define CHUNK_BLOCKS (CHUNK * K_SPLIT)
 #define CHUNKS ((BLOCKS + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS)
-// Outputs of a tile and of a block; bytes between a lane's two rows.
+#define PAIRS (8 * N_TILES)
+// Outputs of a tile and of a block; bytes between a lane's two rows; rows of a block.
 #define TILE_OUTPUTS (GATED ? 8 : 16)
 #define BLOCK_OUTPUTS (M_WARPS * M_TILES * TILE_OUTPUTS)
 #define SECOND_ROW ((GATED ? SIZE : 8) * LINE)
-#define PAIRS (8 * N_TILES)
-// Bytes between the inputs of two pairs, 64 modulo 128, such that the loads of fragments do not conflict.
+#define BLOCK_ROWS (M_WARPS * M_TILES * 16)
+// Bytes between the inputs of two pairs in a stage, 64 modulo 128, such that the loads of fragments do not conflict.
 #define PITCH (CHUNK_BLOCKS * 256 + 64)
-#define BUFFER_BYTES (PAIRS * PITCH)
-// Pairs whose inputs all threads load at once, 16 bytes of a block of 128 columns each, and loads of a thread for a chunk.
+#define INPUT_BYTES (PAIRS * PITCH)
+// Bytes of codes in a stage: of a row, and of a warp; rows that a warp loads at once.
+#define STAGE_LINE (CHUNK * 64)
+#define CODE_BYTES (M_TILES * 16 * STAGE_LINE)
+#define ROWS_AT_ONCE (32 / (CHUNK * 4))
+// Offsets in shared memory of the codes behind the inputs, and of scales and zero points behind them.
+#define CODES_AT (STAGES * INPUT_BYTES)
+#define SCALES_AT (CODES_AT + STAGES * WARPS * CODE_BYTES)
+#define ZEROS_AT (BLOCK_ROWS * SCALE_BYTES)
+// Pairs whose inputs all threads load at once, 16 bytes of a block of 128 columns each.
 #define PAIRS_AT_ONCE (THREADS / 16)
 #define INPUT_ROWS ((PAIRS + PAIRS_AT_ONCE - 1) / PAIRS_AT_ONCE)
 #define NO_EXPERT 0xffffu
@@ -64,23 +72,8 @@ struct Problem {
     float limit, slope;
 };
 
-// Codes of a lane in a block of columns.
-struct Codes {
-    uint4 rows[M_TILES][2];
-};
-
-// Codes that are not wanted stay what they were: all are finite, and multiplied by zero.
-__device__ __forceinline__ void load_codes(uint4& codes, const u8* at, int wanted) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n@p ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
-        : "+r"(codes.x), "+r"(codes.y), "+r"(codes.z), "+r"(codes.w) : "l"(at), "r"(wanted));
-}
-
-// Another kernel may have left older values at these addresses in the L1 cache.
-__device__ __forceinline__ uint4 load_uncached(const void* at) {
-    uint4 value;
-    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(at) : "memory");
-    return value;
+__device__ __forceinline__ void copy_async(unsigned to, const void* from, bool wanted) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(wanted ? 16 : 0) : "memory");
 }
 
 __device__ __forceinline__ unsigned multiply_bf16x2(unsigned a, unsigned b) {
@@ -113,8 +106,14 @@ __device__ __forceinline__ void mma(float* d, unsigned a0, unsigned a1, unsigned
 // is multiplied by the scale. UINT4: the code becomes 128 + code, from which 128 + zero point is subtracted.
 __device__ __forceinline__ unsigned decode(unsigned word, int i, unsigned operand) {
 #if CODES == E2M1
+#if 1
+    // The product has two copies of each code, 6 bits apart, which do not overlap.
+    const unsigned code = (i < 2 ? word : word >> 8) & (i % 2 ? 0x00f000f0u : 0x000f000fu);
+    return multiply_bf16x2((code * (i % 2 ? 0x104u : 0x1040u)) & 0x81c081c0u, operand);
+#else
     const unsigned size = i < 2 ? word << (6 - 4 * i) : word >> (4 * i - 6), sign = word << (12 - 4 * i);
     return multiply_bf16x2((size & 0x01c001c0u) | (sign & 0x80008000u), operand);
+#endif
 #else
     return subtract_bf16x2(mask_and_set(word >> (4 * i), 0x000f000fu, 0x43004300u), operand);
 #endif
@@ -140,32 +139,32 @@ __device__ __forceinline__ float load_scale(const u8* at, int row, int block) {
     return value;
 }
 
-// What a thread knows about its place.
+// What a thread knows about its place. `codes` are those that it copies, and `stages` is the shared-memory address of the inputs.
 struct Place {
     int lane, warp, row_warp, part, g, t, tile_output;
     const u8* codes;
-    u8 *inputs, *scales;
+    u8 *shared, *scales;
+    unsigned stages;
 };
-
-// Loads block `block` of a lane's rows.
-__device__ __forceinline__ void load_block(Codes& codes, const Place& at, int block) {
-    const bool wanted = COLUMNS % 128 ? block * 64 + at.t * 16 < LINE : block < BLOCKS;
-    const u8* const from = at.codes + block * 64;
-#pragma unroll
-    for (int tile = 0; tile < M_TILES; tile++)
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            load_codes(codes.rows[tile][i], from + (tile * TILE_OUTPUTS * LINE + i * SECOND_ROW), wanted);
-}
 
 // Number of a warp's block of columns `i` within a chunk.
 __device__ __forceinline__ int block_of(const Place& at, int chunk, int i) {
     return (chunk * K_SPLIT + at.part) * CHUNK + i;
 }
 
-__device__ __forceinline__ void fill_ring(Codes* ring, const Place& at) {
+// Starts to copy a warp's codes of a chunk. In odd rows, neighbouring blocks trade places, so that the lanes that read them do not
+// conflict.
+__device__ __forceinline__ void load_codes(const Place& at, int chunk, int stage) {
+    const int row = at.lane / (CHUNK * 4), piece = at.lane % (CHUNK * 4), first = block_of(at, chunk, 0) * 64;
+    const u8* const from = at.codes + first;
+    const unsigned to = at.stages + CODES_AT + (stage * WARPS + at.warp) * CODE_BYTES + row * STAGE_LINE
+        + (CHUNK == 1 ? piece : piece ^ row % 2 * 4) * 16;
+    if (first + piece * 16 >= LINE) return;  // whatever the codes are, they are multiplied by zero
 #pragma unroll
-    for (int i = 0; i < RING; i++) load_block(ring[i], at, block_of(at, i / CHUNK, i % CHUNK));
+    for (int tile = 0; tile < M_TILES; tile++)
+#pragma unroll
+        for (int i = 0; i < 16; i += ROWS_AT_ONCE)
+            copy_async(to + (tile * 16 + i) * STAGE_LINE, from + ((tile * TILE_OUTPUTS + i % 8) * LINE + i / 8 * SECOND_ROW), true);
 }
 
 // Copies `rows` rows of scales or zero points to shared memory; with a gate, those of the up projection go behind them.
@@ -212,51 +211,47 @@ __device__ __forceinline__ int collect_pairs(u16* picks, int pairs, int expert) 
     return count;
 }
 
-// Inputs of a thread for a chunk: 16 bytes of each of its pairs and blocks of columns.
-struct Inputs {
-    uint4 pieces[INPUT_ROWS][CHUNK_BLOCKS];
-};
-
+// Rows of the inputs of the pairs that a thread copies.
 struct InputRows {
     const u16* rows[INPUT_ROWS];
 };
 
-__device__ __forceinline__ void load_inputs(Inputs& inputs, const InputRows& from, int chunk, int count) {
+// Starts to copy the inputs of a chunk: columns 32 t + 8 q to 32 t + 8 q + 7 of a block go to 64 q + 16 t.
+__device__ __forceinline__ void load_inputs(const Place& at, const InputRows& from, int chunk, int stage, int count) {
     const int pair = threadIdx.x / 16, piece = threadIdx.x % 16;
-#pragma unroll
-    for (int i = 0; i < INPUT_ROWS; i++)
-#pragma unroll
-        for (int j = 0; j < CHUNK_BLOCKS; j++) {
-            const int column = (chunk * CHUNK_BLOCKS + j) * 128 + piece * 8;
-            inputs.pieces[i][j] = make_uint4(0, 0, 0, 0);
-            if (pair + i * PAIRS_AT_ONCE < count && column < COLUMNS)
-                inputs.pieces[i][j] = load_uncached(from.rows[i] + (chunk * CHUNK_BLOCKS + j) * 128);
-        }
-}
-
-// Stores columns 32 t + 8 q to 32 t + 8 q + 7 of a block at 64 q + 16 t, in the order 0, 4, 1, 5, 2, 6, 3, 7.
-__device__ __forceinline__ void store_inputs(const Inputs& inputs, u8* buffer, int count) {
-    const int pair = threadIdx.x / 16, piece = threadIdx.x % 16;
+    const unsigned to = at.stages + stage * INPUT_BYTES + pair * PITCH + piece % 4 * 64 + piece / 4 * 16;
 #pragma unroll
     for (int i = 0; i < INPUT_ROWS; i++) {
         if (pair + i * PAIRS_AT_ONCE >= count) break;
 #pragma unroll
         for (int j = 0; j < CHUNK_BLOCKS; j++) {
-            const uint4 own = inputs.pieces[i][j];
-            *(uint4*)(buffer + (pair + i * PAIRS_AT_ONCE) * PITCH + j * 256 + piece % 4 * 64 + piece / 4 * 16) = make_uint4(
-                __byte_perm(own.x, own.z, 0x5410), __byte_perm(own.x, own.z, 0x7632),
-                __byte_perm(own.y, own.w, 0x5410), __byte_perm(own.y, own.w, 0x7632));
+            const int block = chunk * CHUNK_BLOCKS + j;
+            const bool wanted = block * 128 + piece * 8 < COLUMNS;
+            copy_async(to + i * PAIRS_AT_ONCE * PITCH + j * 256, from.rows[i] + (wanted ? block * 128 : 0), wanted);
         }
     }
 }
+
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `PENDING` groups of this thread's copies are on their way.
+template <int PENDING>
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }
 
 __device__ __forceinline__ unsigned word_of(const uint4& words, int i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
-// Adds the products of a block of columns to the sums of a warp. `inputs` are those of the block for the lane's pair.
+// Returns 8 columns of inputs in the order of a word's pairs.
+__device__ __forceinline__ uint4 order_inputs(uint4 own) {
+    if (!PLAIN_INPUTS) return own;
+    return make_uint4(__byte_perm(own.x, own.z, 0x5410), __byte_perm(own.x, own.z, 0x7632),
+        __byte_perm(own.y, own.w, 0x5410), __byte_perm(own.y, own.w, 0x7632));
+}
+
+// Adds the products of a block of columns to the sums of a warp. `codes` and `inputs` are the lane's in the block.
 template <int TILES>
-__device__ __forceinline__ void multiply_block(float (*sums)[TILES][4], const Codes& codes, const Place& at, int block, const u8* inputs) {
+__device__ __forceinline__ void multiply_block(float (*sums)[TILES][4], const u8* codes, const Place& at, int block, const u8* inputs) {
     const int first_row = at.row_warp * M_TILES * TILE_OUTPUTS + at.g, second_row = GATED ? BLOCK_OUTPUTS : 8;
     unsigned operands[M_TILES][2];
     float part[M_TILES][TILES][4] = {};
@@ -266,18 +261,23 @@ __device__ __forceinline__ void multiply_block(float (*sums)[TILES][4], const Co
 #pragma unroll
         for (int i = 0; i < 2; i++)
             operands[tile][i] = load_operand(at.scales, first_row + tile * TILE_OUTPUTS + i * second_row, block, at.t);
+    uint4 words[M_TILES][2];
+#pragma unroll
+    for (int tile = 0; tile < M_TILES; tile++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) words[tile][i] = *(const uint4*)(codes + (tile * 16 + i * 8) * STAGE_LINE);
 #pragma unroll
     for (int q = 0; q < 4; q++) {
         uint4 b[TILES];
 #pragma unroll
-        for (int n = 0; n < TILES; n++) b[n] = *(const uint4*)(inputs + n * 8 * PITCH + q * 64);
+        for (int n = 0; n < TILES; n++) b[n] = order_inputs(*(const uint4*)(inputs + n * 8 * PITCH + q * 64));
 #pragma unroll
         for (int tile = 0; tile < M_TILES; tile++) {
             unsigned upper[4], lower[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                upper[i] = decode(word_of(codes.rows[tile][0], q), i, operands[tile][0]);
-                lower[i] = decode(word_of(codes.rows[tile][1], q), i, operands[tile][1]);
+                upper[i] = decode(word_of(words[tile][0], q), i, operands[tile][0]);
+                lower[i] = decode(word_of(words[tile][1], q), i, operands[tile][1]);
             }
 #pragma unroll
             for (int n = 0; n < TILES; n++) mma(target[tile][n], upper[0], lower[0], upper[1], lower[1], b[n].x, b[n].y);
@@ -315,7 +315,7 @@ __device__ __forceinline__ float load_bias(const u16* bias, int row) { return HA
 template <int TILES>
 __device__ __forceinline__ bool add_parts(float (*sums)[TILES][4], const Place& at) {
     if (K_SPLIT == 1) return true;
-    float* const own = (float*)at.inputs + at.row_warp * 32 * 4 * M_TILES * TILES + at.lane;
+    float* const own = (float*)at.shared + at.row_warp * 32 * 4 * M_TILES * TILES + at.lane;
     const int step = M_WARPS * 32 * 4 * M_TILES * TILES;
     if (at.part > 0) {
 #pragma unroll
@@ -337,7 +337,7 @@ __device__ __forceinline__ void write_outputs(const Problem& all, float (*sums)[
     for (int tile = 0; tile < M_TILES; tile++) {
         const int output = at.tile_output + tile * TILE_OUTPUTS + at.g;
         if (output >= SIZE) break;
-        const int row = expert * SIZE * (1 + GATED) + output;
+        const int row = expert * SIZE * (1 + GATED) + output, place = output + (GATED ? at.g < 4 ? at.g : at.g - 7 : 0);
         const float bias = load_bias(all.bias, row), second_bias = load_bias(all.bias, row + (GATED ? SIZE : 8));
 #pragma unroll
         for (int n = 0; n < TILES; n++)
@@ -345,7 +345,7 @@ __device__ __forceinline__ void write_outputs(const Problem& all, float (*sums)[
             for (int i = 0; i < 2; i++) {
                 const int pair = n * 8 + at.t * 2 + i;
                 if (pair >= count) continue;
-                u16* const out = all.out + (size_t)pairs[pair] * SIZE + output;
+                u16* const out = all.out + (size_t)pairs[pair] * SIZE + place;
                 const float first = sums[tile][n][i] * factor + bias, second = sums[tile][n][i + 2] * factor + second_bias;
                 if (GATED) {
                     *out = pack_bf16x2(apply_gate(first, second, all.limit, all.slope), 0);
@@ -358,40 +358,43 @@ __device__ __forceinline__ void write_outputs(const Problem& all, float (*sums)[
     }
 }
 
-// Multiplies up to 8 * TILES pairs, with the first blocks of the codes in `ring`.
+// Multiplies up to 8 * TILES pairs. The codes of the first stages are on their way.
 template <int TILES>
-__device__ __forceinline__ void multiply_pairs(const Problem& all, const Place& at, Codes* ring, const u16* pairs, int count, int expert) {
+__device__ __forceinline__ void multiply_pairs(const Problem& all, const Place& at, const u16* pairs, int count, int expert) {
     float sums[M_TILES][TILES][4] = {};
-    Inputs inputs;
     InputRows rows;
 #pragma unroll
     for (int i = 0; i < INPUT_ROWS; i++) {
         const int pair = threadIdx.x / 16 + i * PAIRS_AT_ONCE;
         rows.rows[i] = all.x + (pair < count ? (size_t)(pairs[pair] / PER_ROW) * COLUMNS : 0) + threadIdx.x % 16 * 8;
     }
-    load_inputs(inputs, rows, 0, count);
-    store_inputs(inputs, at.inputs, count);
-    __syncthreads();
-    const u8* const own_inputs = at.inputs + at.g * PITCH + at.part * CHUNK * 256 + at.t * 16;
-#pragma unroll 1
-    for (int first = 0; first < CHUNKS; first += RING / CHUNK) {
 #pragma unroll
-        for (int i = 0; i < RING / CHUNK; i++) {
-            const int chunk = first + i;
-            if (RING > CHUNK && chunk >= CHUNKS) break;
-            const bool more = chunk + 1 < CHUNKS;
-            if (more) load_inputs(inputs, rows, chunk + 1, count);
-#pragma unroll
-            for (int j = 0; j < CHUNK; j++) {
-                const int block = block_of(at, chunk, j);
-                if (block < BLOCKS)
-                    multiply_block<TILES>(sums, ring[i * CHUNK + j], at, block, own_inputs + chunk % 2 * BUFFER_BYTES + j * 256);
-                load_block(ring[i * CHUNK + j], at, block + RING * K_SPLIT);
-            }
-            if (more) store_inputs(inputs, at.inputs + (chunk + 1) % 2 * BUFFER_BYTES, count);
-            __syncthreads();
-        }
+    for (int i = 0; i < STAGES - 1; i++) {
+        load_inputs(at, rows, i, i, count);
+        commit();
     }
+    const u8* const inputs = at.shared + at.g * PITCH + at.part * CHUNK * 256 + at.t * 16;
+    const u8* const codes = at.shared + CODES_AT + at.warp * CODE_BYTES + at.g * STAGE_LINE + at.t * 16;
+    int stage = 0, free_stage = STAGES - 1;
+#pragma unroll 1
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        wait_for_copies<STAGES - 2>();
+        __syncthreads();
+        if (chunk + STAGES - 1 < CHUNKS) {
+            load_codes(at, chunk + STAGES - 1, free_stage);
+            load_inputs(at, rows, chunk + STAGES - 1, free_stage, count);
+        }
+        commit();
+#pragma unroll
+        for (int i = 0; i < CHUNK; i++) {
+            const int block = block_of(at, chunk, i), place = CHUNK == 1 ? 0 : (i ^ at.g % 2) * 64;
+            if (block < BLOCKS)
+                multiply_block<TILES>(sums, codes + stage * WARPS * CODE_BYTES + place, at, block, inputs + stage * INPUT_BYTES + i * 256);
+        }
+        free_stage = stage;
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+    }
+    __syncthreads();
     if (add_parts<TILES>(sums, at)) write_outputs<TILES>(all, sums, at, pairs, count, expert);
 }
 
@@ -406,7 +409,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) coded_mma(
     Place at;
     at.lane = threadIdx.x % 32, at.warp = threadIdx.x / 32, at.g = at.lane / 4, at.t = at.lane % 4;
     at.row_warp = at.warp % M_WARPS, at.part = at.warp / M_WARPS;
-    at.inputs = shared, at.scales = shared + 2 * BUFFER_BYTES;
+    at.shared = shared, at.scales = shared + SCALES_AT, at.stages = (unsigned)__cvta_generic_to_shared(shared);
     const int block_output = blockIdx.x * BLOCK_OUTPUTS;
     at.tile_output = block_output + at.row_warp * M_TILES * TILE_OUTPUTS;
     if (threadIdx.x < 32) present[threadIdx.x] = 0;
@@ -424,11 +427,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) coded_mma(
     __syncthreads();
     const int expert = find_expert(present, blockIdx.y);
     if (expert < 0) return;
-    Codes ring[RING] = {};
     // Rows behind the last are computed from those of the last tile, and not written.
-    const int first_row = min(at.tile_output, SIZE - M_TILES * TILE_OUTPUTS) + at.g;
-    at.codes = all.values + ((size_t)expert * SIZE * (1 + GATED) + first_row) * LINE + at.t * 16;
-    fill_ring(ring, at);
+    const int first_row = min(at.tile_output, SIZE - M_TILES * TILE_OUTPUTS) + at.lane / (CHUNK * 4);
+    at.codes = all.values + ((size_t)expert * SIZE * (1 + GATED) + first_row) * LINE + at.lane % (CHUNK * 4) * 16;
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; i++) load_codes(at, i, i);
     const size_t block_row = (size_t)expert * SIZE * (1 + GATED) + block_output;
     const int block_rows = min(BLOCK_OUTPUTS, SIZE - block_output);
     copy_rows<SCALE_BYTES>(at.scales, all.scales + block_row * SCALE_BYTES, block_rows);
@@ -441,26 +444,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) coded_mma(
     __syncthreads();
     for (int first = 0; first < total; first += PAIRS) {
         if (first > 0) {
-            fill_ring(ring, at);
-            if (K_SPLIT > 1) __syncthreads();  // sums of the pairs before are where inputs are stored
+            __syncthreads();  // the sums of the pairs before are where inputs are stored
+            for (int i = 0; i < STAGES - 1; i++) load_codes(at, i, i);
         }
         const int count = min(PAIRS, total - first), tiles = (count + 7) / 8;
         const u16* const pairs = picks + first;
-        if (tiles == 1) multiply_pairs<1>(all, at, ring, pairs, count, expert);
+        if (tiles == 1) multiply_pairs<1>(all, at, pairs, count, expert);
 #if N_TILES >= 2
-        else if (tiles == 2) multiply_pairs<2>(all, at, ring, pairs, count, expert);
+        else if (tiles == 2) multiply_pairs<2>(all, at, pairs, count, expert);
 #endif
 #if N_TILES >= 3
-        else if (tiles == 3) multiply_pairs<3>(all, at, ring, pairs, count, expert);
+        else if (tiles == 3) multiply_pairs<3>(all, at, pairs, count, expert);
 #endif
 #if N_TILES >= 4
-        else if (N_TILES == 4 || tiles == 4) multiply_pairs<4>(all, at, ring, pairs, count, expert);
+        else if (N_TILES == 4 || tiles == 4) multiply_pairs<4>(all, at, pairs, count, expert);
 #endif
 #if N_TILES >= 6
-        else if (tiles <= 6) multiply_pairs<6>(all, at, ring, pairs, count, expert);
+        else if (tiles <= 6) multiply_pairs<6>(all, at, pairs, count, expert);
 #endif
 #if N_TILES >= 8
-        else multiply_pairs<8>(all, at, ring, pairs, count, expert);
+        else multiply_pairs<8>(all, at, pairs, count, expert);
 #endif
     }
 }

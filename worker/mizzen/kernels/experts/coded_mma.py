@@ -2,8 +2,8 @@
 """Products of small batches with quantized experts, bound by the memory that holds the weights.
 
 A block multiplies all pairs of an expert by some of its weight rows. It finds them in the router's choice, so
-nothing is sorted before. Lanes load codes from global memory into registers, in the order in which `mma.sync`
-takes them, and decode them there; only inputs go through shared memory. See `coded_mma.cu`.
+nothing is sorted before. Inputs and codes are copied to shared memory as they are, several chunks of columns
+ahead; lanes decode the codes that they need as operands of `mma.sync`. See `coded_mma.cu`.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class CodedMmaTile:
     """Warps of a block with the same weight rows and different columns."""
     chunk: int
     """Blocks of 128 columns that a warp multiplies between two barriers."""
-    ring: int
-    """Blocks of 128 columns that a warp has in registers or in flight, a multiple of `chunk`."""
+    stages: int
+    """Chunks in shared memory or on their way there, at least 2."""
     blocks_per_sm: int
     """Blocks per multiprocessor for which registers are allocated."""
 
@@ -61,11 +61,15 @@ class CodedMmaTile:
 
     def shared_bytes(self, weight: ExpertMatrices) -> int:
         """Return the dynamic shared memory of a block in bytes."""
-        pitch = self.chunk * self.k_split * BLOCK_COLUMNS * 2 + 64
-        rows, scales = self.m_warps * self.m_tiles * 16, weight.scales
+        columns, rows, scales = (
+            self.chunk * self.k_split * BLOCK_COLUMNS,
+            self.m_warps * self.m_tiles * 16,
+            weight.scales,
+        )
+        stage = 8 * self.n_tiles * (columns * 2 + 64) + rows * columns // 2
         scale_bytes = rows * scales.shape[1] * (scales.itemsize + (weight.zeros is not None))
         # The last block of columns may be incomplete, but scales of a whole one are read.
-        return 2 * 8 * self.n_tiles * pitch + scale_bytes + 16
+        return self.stages * stage + scale_bytes + 16
 
 
 def supports(weight: ExpertMatrices, *, gated: bool) -> bool:
@@ -96,6 +100,7 @@ def kernel_spec(
         ("HELD", weight.experts),
         ("PER_ROW", per_row),
         ("GATED", int(gated)),
+        ("PLAIN_INPUTS", int(gated)),
         ("GATE", -1 if gate is None else gate.number),
         ("HAS_BIAS", int(biased)),
         ("MAX_PAIRS", MAX_PAIRS),
@@ -104,7 +109,7 @@ def kernel_spec(
         ("M_WARPS", tile.m_warps),
         ("K_SPLIT", tile.k_split),
         ("CHUNK", tile.chunk),
-        ("RING", tile.ring),
+        ("STAGES", tile.stages),
         ("BLOCKS_PER_SM", tile.blocks_per_sm),
     )
     return SOURCE, "coded_mma", definitions
@@ -144,7 +149,7 @@ def gate_up_coded_mma(
 ) -> torch.Tensor:
     """Multiply each pair's token by gate and up of its expert; return activation(gate) * up, [pairs, width].
 
-    Rows of pairs whose experts are outside [0, held) are not written.
+    The columns of the result are in the order 0, 4, 1, 5, 2, 6, 3, 7 within each eight. Rows of pairs whose experts are outside [0, held) are not written.
 
     Args:
         x: Inputs, bfloat16 [tokens, hidden] and contiguous.
@@ -170,7 +175,7 @@ def down_coded_mma(
     that kernel. Rows of pairs whose experts are outside [0, held) are not written.
 
     Args:
-        inner: Inner elements [pairs, width].
+        inner: Inner elements [pairs, width], in the order in which `gate_up_coded_mma` returns them.
         chosen: See `gate_up_coded_mma`.
         weight: Down projections; `supports` must accept them.
         tile: Tiling.

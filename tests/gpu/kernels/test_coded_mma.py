@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small batches times quantized experts equal plain loops, whatever unused memory holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mizzen.kernels.experts.coded_mma import CodedMmaTile
+from mizzen.layers.activation import ActivationFunction, ClampedSwiGLU
+from mizzen.layers.context import BuildContext
+from mizzen.layers.experts.biases import ExpertBiases
+from mizzen.layers.experts.coded_kernel_plans import CODED_PLANS
+from mizzen.layers.experts.coded_kernel_product import CodedKernelProduct
+from mizzen.layers.experts.kernel_plans import CodedMma
+from mizzen.layers.experts.products import SortedProduct
+from mizzen.layers.experts.quantized_stack import QuantizedExperts
+from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
+from mizzen.models.block import Activation
+from random_weights import make_weight, move_weight
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs a Hopper GPU",
+    ),
+    pytest.mark.usefixtures("poisoned_buffers"),
+]
+EXPERTS, PER_TOKEN = 5, 2
+SIZES = {"e2m1": (288, 160), "uint4": (256, 384), "uint4-zeros": (640, 128)}
+"""Hidden size and width by format; 288 and 160 columns end within a block of 128."""
+KINDS: dict[str, dict[str, Any]] = {
+    "uint4": {"codes": Codes.UINT4, "column_step": 128, "dtype": torch.bfloat16},
+    "uint4-zeros": {"codes": Codes.UINT4, "column_step": 128, "zeros": True, "dtype": torch.float16},
+}
+TILES = {
+    f"{tiles.gate_up.n_tiles}x{tiles.gate_up.m_warps}, {tiles.down.m_warps}x{tiles.down.k_split}": tiles
+    for plan in CODED_PLANS.values()
+    for _, tiles in plan.coded_mma
+} | {
+    "one": CodedMma(CodedMmaTile(1, 1, 2, 2, 2, 3, 2), CodedMmaTile(1, 2, 1, 4, 1, 2, 2)),
+    "four": CodedMma(CodedMmaTile(4, 2, 4, 1, 2, 3, 2), CodedMmaTile(3, 2, 8, 1, 2, 2, 1)),
+    "eight": CodedMma(CodedMmaTile(8, 1, 4, 1, 4, 2, 2), CodedMmaTile(8, 1, 2, 1, 1, 4, 2)),
+}
+
+
+def normal(*shape: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to("cuda", torch.bfloat16)
+
+
+class Weights:
+    """Loaded weights of a mixture, with biases or none."""
+
+    def __init__(self, kind: str, *, biased: bool = False) -> None:
+        self.hidden, self.width = SIZES[kind]
+        self.gate_up = make_experts(kind, 2 * self.width, self.hidden)
+        self.down = make_experts(kind, self.hidden, self.width)
+        self.biases: ExpertBiases | None = None
+        self.dtype = torch.bfloat16
+        if biased:
+            gate_up = normal(EXPERTS, 2 * self.width, seed=1)
+            self.biases = ExpertBiases(gate_up, normal(EXPERTS, self.hidden, seed=2))
+
+
+def make_experts(kind: str, rows: int, columns: int) -> QuantizedExperts:
+    """Return experts with random codes, and values of about the root of 1 / columns."""
+    if kind == "e2m1":
+        generator = torch.Generator().manual_seed(rows)
+        shape = (EXPERTS * rows, columns // 2)
+        codes = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+        exponents = torch.randint(110, 124, (len(codes), columns // 32), generator=generator)
+        weight = QuantizedWeight(
+            codes=Codes.E2M1, values=codes, scales=exponents.to(torch.uint8), column_step=32
+        )
+    else:
+        weight = make_weight(rows=EXPERTS * rows, columns=columns, **KINDS[kind])
+        largest = weight.dequantize().abs().max() * columns**0.5 / 4
+        weight.scales = (weight.scales.float() / largest).to(weight.scales.dtype)
+    move_weight(weight, torch.device("cuda"))
+    return QuantizedExperts(weight=weight, rows=rows)
+
+
+def choose(tokens: int) -> torch.Tensor:
+    """Return experts of tokens, int64 [tokens, PER_TOKEN]; EXPERTS is an expert of another rank."""
+    generator = torch.Generator().manual_seed(tokens)
+    chosen = torch.rand(tokens, EXPERTS + 1, generator=generator).argsort(1)[:, :PER_TOKEN]
+    return chosen.contiguous().cuda()
+
+
+def run(
+    weights: Any, gate: Any, tiles: CodedMma, x: torch.Tensor, chosen: torch.Tensor, factors: torch.Tensor
+) -> torch.Tensor:
+    library: Any = None
+    plan: Any = None
+    product = CodedKernelProduct(weights, gate, library, experts=EXPERTS, plan=plan)
+    assert product.supports_coded_mma
+    return product.run(x, chosen, factors, added=x, variant=tiles)
+
+
+def expect(
+    weights: Weights, gate: Any, x: torch.Tensor, chosen: torch.Tensor, factors: torch.Tensor
+) -> torch.Tensor:
+    """Return the sums of a loop over experts, in float64."""
+    gate_up, down = (
+        experts.weight.dequantize().double().unflatten(0, (EXPERTS, -1))
+        for experts in (weights.gate_up, weights.down)
+    )
+    biases = weights.biases
+    if biases is not None and biases.down is not None:
+        biases = ExpertBiases(biases.gate_up.double(), biases.down.double())
+    return SortedProduct(gate_up, down, gate, biases)(x.double(), chosen, factors.double()) + x.double()
+
+
+def silu() -> ActivationFunction:
+    build = BuildContext(device=torch.device("cuda"), dtype=torch.float64)
+    return ActivationFunction(build, Activation.SILU)
+
+
+def make_batch(weights: Weights, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    factors = torch.rand(tokens, PER_TOKEN, generator=torch.Generator().manual_seed(1)).cuda()
+    return normal(tokens, weights.hidden, seed=7), choose(tokens), factors
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 40, 400])
+@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize("kind", SIZES)
+def test_sums_equal_a_plain_loop(kind: str, tiles: str, tokens: int) -> None:
+    biased = kind == "e2m1"
+    weights, gate = Weights(kind, biased=biased), ClampedSwiGLU(0.5, 1.702) if biased else silu()
+    batch = make_batch(weights, tokens)
+    expected = expect(weights, gate, *batch)
+    scale = expected.abs().max().item()
+    found = run(weights, gate, TILES[tiles], *batch)
+    torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.02 * scale)
+
+
+@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize("kind", SIZES)
+def test_a_row_has_the_same_result_in_any_batch(kind: str, tiles: str) -> None:
+    weights = Weights(kind)
+    batch = make_batch(weights, 90)
+    batch[0][3:80] = float("nan")
+    whole = run(weights, silu(), TILES[tiles], *batch)
+    assert whole[80:].isfinite().all()
+    for tokens in (1, 10):
+        x, chosen, factors = (tensor[-tokens:] for tensor in batch)
+        assert torch.equal(run(weights, silu(), TILES[tiles], x, chosen, factors), whole[-tokens:])
+
+
+@pytest.mark.parametrize("tiles", TILES)
+def test_experts_of_other_ranks_contribute_nothing(tiles: str) -> None:
+    weights = Weights("e2m1", biased=True)
+    x, chosen, factors = make_batch(weights, 4)
+    chosen[1:3] = EXPERTS
+    chosen[0, 0] = -1
+    found = run(weights, silu(), TILES[tiles], x, chosen, factors)
+    assert torch.equal(found[1:3], x[1:3])
+    assert not torch.equal(found[3], x[3])
