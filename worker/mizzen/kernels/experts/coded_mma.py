@@ -149,7 +149,8 @@ def gate_up_coded_mma(
 ) -> torch.Tensor:
     """Multiply each pair's token by gate and up of its expert; return activation(gate) * up, [pairs, width].
 
-    The columns of the result are in the order 0, 4, 1, 5, 2, 6, 3, 7 within each eight. Rows of pairs whose experts are outside [0, held) are not written.
+    The columns of the result are in the order 0, 4, 1, 5, 2, 6, 3, 7 within each eight. Rows of pairs whose
+    experts are outside [0, held) are not written.
 
     Args:
         x: Inputs, bfloat16 [tokens, hidden] and contiguous.
