@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small batches times quantized experts: layout of codes and inputs, tilings, and compiled kernels."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
+triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton")
+
+from mizzen.kernels import nvrtc  # noqa: E402
+from mizzen.kernels.experts import coded_mma  # noqa: E402
+from mizzen.kernels.experts.coded_mma import MAX_PAIRS, CodedMmaTile, kernel_spec, supports  # noqa: E402
+from mizzen.kernels.experts.gate import Gate  # noqa: E402
+from mizzen.kernels.experts.matrices import ExpertMatrices  # noqa: E402
+from mizzen.layers.experts.coded_kernel_plans import CODED_PLANS  # noqa: E402
+from mizzen.layers.experts.kernel_plans import CodedMma, ExpertSizes  # noqa: E402
+from mizzen.layers.quantized.canonical import E2M1_VALUES, Codes  # noqa: E402
+from mizzen.models.block import Activation  # noqa: E402
+
+HOPPER = (9, 0)
+DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+MAX_SHARED_BYTES = 227 * 1024
+ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Order of inputs within each eight columns."""
+
+
+def make_matrices(
+    codes: Codes, rows: int, columns: int, *, experts: int = 4, **options: Any
+) -> ExpertMatrices:
+    """Return matrices without memory."""
+    step = 32 if codes is Codes.E2M1 else 128
+    dtype = torch.uint8 if codes is Codes.E2M1 else torch.bfloat16
+    fields: dict[str, Any] = {
+        "codes": codes,
+        "values": torch.empty(experts * rows, columns // 2, dtype=torch.uint8, device="meta"),
+        "scales": torch.empty(experts * rows, columns // step, dtype=dtype, device="meta"),
+        "zeros": None,
+        "rows": rows,
+        "columns": columns,
+        "row_step": 1,
+        "column_step": step,
+    }
+    return ExpertMatrices(**fields | options)
+
+
+SHAPES = {
+    Codes.E2M1: (make_matrices(Codes.E2M1, 5760, 2880), make_matrices(Codes.E2M1, 2880, 2880)),
+    Codes.UINT4: (make_matrices(Codes.UINT4, 1536, 2048), make_matrices(Codes.UINT4, 2048, 768)),
+}
+"""Gate and up, and down, of gpt-oss-20b and Qwen3-30B-A3B."""
+TILES = [(format_.codes, tiles) for format_, plan in CODED_PLANS.items() for _, tiles in plan.coded_mma]
+
+
+def decode_pairs(words: np.ndarray) -> np.ndarray:
+    """Return the pairs of words of E2M1 codes, uint32 [words, 4], by the kernel's instructions."""
+    pairs = []
+    for i in range(4):
+        source, place = (words, i) if i < 2 else (words >> 8, i - 2)
+        code = source & np.uint32(0x000F000F << (4 * place))
+        pairs.append((code * np.uint32(0x104 if place else 0x1040)) & np.uint32(0x81C081C0))
+    return np.stack(pairs, 1)
+
+
+def test_pairs_of_e2m1_are_values_times_a_power_of_two() -> None:
+    words = np.random.default_rng(1).integers(1 << 32, size=999, dtype=np.uint32)
+    halves = decode_pairs(words)[:, :, None] >> np.array([0, 16], np.uint32) & np.uint32(0xFFFF)
+    found = (halves << np.uint32(16)).view(np.float32).astype(np.float64) * 2.0**126
+    values = np.array([*E2M1_VALUES, *(-value for value in E2M1_VALUES)])
+    codes = words[:, None] >> np.arange(0, 32, 4, dtype=np.uint32) & np.uint32(15)
+    expected = np.stack([values[codes[:, :4]], values[codes[:, 4:]]], 2)
+    assert np.array_equal(found, expected)
+
+
+def test_operands_of_an_mma_have_the_same_columns_and_all_columns_are_multiplied() -> None:
+    """Step q of lane t multiplies word q of the 16 bytes from column 32 t on, in two products."""
+    seen: list[int] = []
+    for t in range(4):
+        for q in range(4):
+            stored = [32 * t + 8 * q + column for column in ORDER]
+            for pair in range(4):
+                codes = [32 * t + 8 * q + pair, 32 * t + 8 * q + pair + 4]
+                assert stored[2 * pair : 2 * pair + 2] == codes
+                seen += codes
+    assert sorted(seen) == list(range(128))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4])
+def test_lanes_that_load_together_do_not_conflict(chunk: int) -> None:
+    """Each eighth of 128 bytes is read by one of eight consecutive lanes."""
+    pitch, line = chunk * 256 + 64, chunk * 64
+    for first in range(0, 32, 8):
+        lanes = [divmod(lane, 4) for lane in range(first, first + 8)]
+        for i in range(chunk):
+            inputs = {(g * pitch + i * 256 + t * 16) % 128 for g, t in lanes}
+            place = [0 if chunk == 1 else (i ^ g % 2) * 64 for g, _ in lanes]
+            codes = {(g * line + at + t * 16) % 128 for at, (g, t) in zip(place, lanes, strict=True)}
+            assert len(inputs) == len(codes) == 8
+
+
+@pytest.mark.parametrize(("codes", "tiles"), TILES, ids=str)
+def test_tilings_of_plans_fit_the_gpu_and_divide_the_outputs(codes: Codes, tiles: CodedMma) -> None:
+    for matrices, tile, gated in zip(SHAPES[codes], (tiles.gate_up, tiles.down), (True, False), strict=True):
+        assert tile.shared_bytes(matrices) <= MAX_SHARED_BYTES
+        assert tile.stages >= 2 and tile.n_tiles in (1, 2, 3, 4, 6, 8)
+        assert tile.m_warps * tile.m_tiles >= (2 if gated else 1)
+        assert 32 % (tile.m_tiles * (8 if gated else 16)) == 0
+
+
+@pytest.mark.parametrize("gated", [True, False], ids=["gate-up", "down"])
+@pytest.mark.parametrize("codes", SHAPES)
+def test_kernels_compile_without_spills(codes: Codes, gated: bool, tmp_path: Path) -> None:
+    if not DISASSEMBLER.exists():
+        pytest.skip("there is no disassembler here")
+    matrices, gate = SHAPES[codes][0 if gated else 1], Gate(Activation.CLAMPED_SWIGLU, 7.0) if gated else None
+    tile = CodedMmaTile(1, 2, 4, 1, 2, 3, 4)
+    source, name, definitions = kernel_spec(matrices, tile, gate, 4, biased=True)
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(nvrtc.compile_cubin(source, name, definitions, HOPPER))
+
+    def dump(option: str) -> str:
+        return subprocess.run([DISASSEMBLER, option, path], capture_output=True, text=True, check=True).stdout
+
+    assert re.search(r"STACK:0 ", dump("-res-usage"))
+    code = dump("-sass")
+    assert "HMMA.16816.F32.BF16" in code and "LDGSTS" in code
+    assert not re.search(r"I2F|F2F\.", code)
+
+
+def test_other_weights_are_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not supports(make_matrices(Codes.E2M1, 64, 64), gated=True)
+    monkeypatch.setattr(coded_mma, "has_wgmma", lambda device: True)
+    assert supports(make_matrices(Codes.E2M1, 64, 64), gated=True)
+    assert supports(make_matrices(Codes.UINT4, 32, 256), gated=False)
+    for matrices in (
+        make_matrices(Codes.E2M1, 32, 64),
+        make_matrices(Codes.E2M1, 64, 80),
+        make_matrices(Codes.E2M1, 64, 64, column_step=16),
+        make_matrices(Codes.UINT4, 64, 256, column_step=64),
+        make_matrices(Codes.E4M3, 64, 128),
+        make_matrices(Codes.UINT4, 64, 256, orders=SimpleNamespace()),
+        make_matrices(Codes.E2M1, 64, 64, experts=1025),
+    ):
+        assert not supports(matrices, gated=True)
+
+
+def test_plans_use_the_kernel_for_small_batches_only() -> None:
+    sizes = ExpertSizes(32, 2880, 2880)
+    plan = next(plan for format_, plan in CODED_PLANS.items() if format_.codes is Codes.E2M1)
+    for tokens in (1, 2, 8, 32, 128):
+        assert isinstance(plan.variant(tokens, 4, sizes), CodedMma)
+    for tokens in (MAX_PAIRS // 4 + 1, 8192):
+        assert not isinstance(plan.variant(tokens, 4, sizes), CodedMma)
+    assert not isinstance(plan.variant(8, MAX_PAIRS // 8 + 1, ExpertSizes(1 << 20, 64, 64)), CodedMma)
