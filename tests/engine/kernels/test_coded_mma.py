@@ -112,7 +112,7 @@ def test_tilings_of_plans_fit_the_gpu_and_divide_the_outputs(codes: Codes, tiles
         assert tile.shared_bytes(matrices) <= MAX_SHARED_BYTES
         assert tile.stages >= 2 and tile.n_tiles in (1, 2, 3, 4, 6, 8)
         assert tile.m_warps * tile.m_tiles >= (2 if gated else 1)
-        assert 32 % (tile.m_tiles * (8 if gated else 16)) == 0
+        assert (32 if gated else 64) % (tile.m_tiles * (8 if gated else 16)) == 0
 
 
 @pytest.mark.parametrize("gated", [True, False], ids=["gate-up", "down"])
@@ -139,7 +139,7 @@ def test_other_weights_are_not_supported(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not supports(make_matrices(Codes.E2M1, 64, 64), gated=True)
     monkeypatch.setattr(coded_mma, "has_wgmma", lambda device: True)
     assert supports(make_matrices(Codes.E2M1, 64, 64), gated=True)
-    assert supports(make_matrices(Codes.UINT4, 32, 256), gated=False)
+    assert supports(make_matrices(Codes.UINT4, 64, 256), gated=False)
     for matrices in (
         make_matrices(Codes.E2M1, 32, 64),
         make_matrices(Codes.E2M1, 64, 80),

@@ -30,8 +30,8 @@ pytestmark = [
     pytest.mark.usefixtures("poisoned_buffers"),
 ]
 EXPERTS, PER_TOKEN = 5, 2
-SIZES = {"e2m1": (288, 160), "uint4": (256, 384), "uint4-zeros": (640, 128)}
-"""Hidden size and width by format; 288 and 160 columns end within a block of 128."""
+SIZES = {"e2m1": (320, 160), "uint4": (256, 384), "uint4-zeros": (640, 128)}
+"""Hidden size and width by format; 320 and 160 columns end within a block of 128."""
 KINDS: dict[str, dict[str, Any]] = {
     "uint4": {"codes": Codes.UINT4, "column_step": 128, "dtype": torch.bfloat16},
     "uint4-zeros": {"codes": Codes.UINT4, "column_step": 128, "zeros": True, "dtype": torch.float16},

@@ -8,6 +8,7 @@ ahead; lanes decode the codes that they need as operands of `mma.sync`. See `cod
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +16,19 @@ import torch
 from mizzen.kernels.experts.gate import Gate
 from mizzen.kernels.experts.matrices import ExpertMatrices
 from mizzen.kernels.launch import has_wgmma
-from mizzen.kernels.nvrtc import KernelSpec, launch, load_kernel, read_source
+from mizzen.kernels.nvrtc import (
+    CompileError,
+    KernelSpec,
+    compile_in_parallel,
+    launch,
+    load_kernel,
+    read_source,
+)
 from mizzen.layers.quantized.canonical import Codes
 
+log = logging.getLogger(__name__)
+
+COMPILE_THREADS = 4
 MAX_PAIRS = 2048
 """Maximum number of pairs of a batch, which each block keeps in shared memory."""
 MAX_EXPERTS = 1024
@@ -38,7 +49,7 @@ class CodedMmaTile:
     n_tiles: int
     """Tiles of 8 pairs that a block multiplies at once: 1, 2, 3, 4, 6 or 8."""
     m_tiles: int
-    """Tiles of 16 weight rows per warp."""
+    """Tiles of 16 weight rows per warp: 1, 2 or 4."""
     m_warps: int
     """Warps of a block with different weight rows."""
     k_split: int
@@ -81,7 +92,7 @@ def supports(weight: ExpertMatrices, *, gated: bool) -> bool:
         and weight.row_step == 1
         and weight.orders is None
         and weight.columns % weight.column_step == 0
-        and size % 32 == 0
+        and size % (32 if gated else 64) == 0  # outputs of a warp with the most tiles of rows
         and weight.experts <= MAX_EXPERTS
     )
 
@@ -113,6 +124,16 @@ def kernel_spec(
         ("BLOCKS_PER_SM", tile.blocks_per_sm),
     )
     return SOURCE, "coded_mma", definitions
+
+
+def can_compile_all(specs: list[KernelSpec], device: torch.device) -> bool:
+    """Compile kernels in parallel and return whether all can be used; if not, log a warning."""
+    try:
+        compile_in_parallel(dict.fromkeys(specs), device.index or 0, COMPILE_THREADS)
+    except (ImportError, CompileError) as error:
+        log.warning("a kernel cannot be compiled, so small batches use slower kernels of experts: %s", error)
+        return False
+    return True
 
 
 def _launch(

@@ -70,6 +70,18 @@ class CodedKernelProduct(PlannedProduct):
             for matrices, gated in ((self.gate_up, True), (self.down, False))
         )
 
+    def compile(self, per_token: int, *, adds: bool) -> None:
+        """Compile the kernels of all variants; without the compiler of `CodedMma`, the plan loses these."""
+        variants = [tiles for _, tiles in self.plan.coded_mma]
+        gate_up_biased, down_biased = self.gate_up_bias is not None, self.down_bias is not None
+        specs = [
+            coded_mma.kernel_spec(self.gate_up, tiles.gate_up, self.gate, per_token, biased=gate_up_biased)
+            for tiles in variants
+        ] + [coded_mma.kernel_spec(self.down, tiles.down, None, 1, biased=down_biased) for tiles in variants]
+        if specs and not coded_mma.can_compile_all(specs, self.device):
+            self.plan = replace(self.plan, coded_mma=())
+        super().compile(per_token, adds=adds)
+
     def run_coded_mma(self, tiles: CodedMma, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """Return the outputs of all pairs by two kernels; see `PlannedProduct`."""
         inner = coded_mma.gate_up_coded_mma(
