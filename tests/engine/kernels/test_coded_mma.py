@@ -136,10 +136,10 @@ def test_kernels_compile_without_spills(codes: Codes, gated: bool, tmp_path: Pat
 
 
 def test_other_weights_are_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not supports(make_matrices(Codes.E2M1, 64, 64), gated=True)
+    assert not supports(make_matrices(Codes.E2M1, 64, 64), has_gate=True)
     monkeypatch.setattr(coded_mma, "has_wgmma", lambda device: True)
-    assert supports(make_matrices(Codes.E2M1, 64, 64), gated=True)
-    assert supports(make_matrices(Codes.UINT4, 64, 256), gated=False)
+    assert supports(make_matrices(Codes.E2M1, 64, 64), has_gate=True)
+    assert supports(make_matrices(Codes.UINT4, 64, 256), has_gate=False)
     for matrices in (
         make_matrices(Codes.E2M1, 32, 64),
         make_matrices(Codes.E2M1, 64, 80),
@@ -149,7 +149,7 @@ def test_other_weights_are_not_supported(monkeypatch: pytest.MonkeyPatch) -> Non
         make_matrices(Codes.UINT4, 64, 256, orders=SimpleNamespace()),
         make_matrices(Codes.E2M1, 64, 64, experts=1025),
     ):
-        assert not supports(matrices, gated=True)
+        assert not supports(matrices, has_gate=True)
 
 
 def test_plans_use_the_kernel_for_small_batches_only() -> None:

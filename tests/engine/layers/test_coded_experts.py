@@ -12,13 +12,16 @@ import torch
 
 pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
+from mizzen.kernels.experts import coded_mma
+from mizzen.kernels.experts.coded_mma import CodedMmaTile
 from mizzen.kernels.experts.few_rows import FewRowsTile
 from mizzen.layers.activation import ActivationFunction, ClampedSwiGLU
 from mizzen.layers.context import BuildContext
 from mizzen.layers.experts import coded_kernel_plans, coded_kernel_product
 from mizzen.layers.experts.coded_kernel_plans import CodedFormat
 from mizzen.layers.experts.coded_kernel_product import CodedKernelProduct, make_coded_product
-from mizzen.layers.experts.kernel_plans import ExpertKernelPlan, FewRows
+from mizzen.layers.experts.kernel_plans import CodedMma, ExpertKernelPlan, FewRows
+from mizzen.layers.experts.kernel_product import PlannedProduct
 from mizzen.layers.experts.quantized_stack import QuantizedExperts
 from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
 from mizzen.models.block import Activation
@@ -104,3 +107,41 @@ def test_gates_without_kernels_use_older_products() -> None:
 def test_other_devices_use_older_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coded_kernel_plans, "CODED_PLANS", {CodedFormat(Codes.E4M3, by_row=False): PLAN})
     assert choose(make_weights()) is None
+
+
+@pytest.mark.usefixtures("hopper")
+def test_small_batches_use_mma_if_the_kernel_supports_the_weights_and_compiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tile = CodedMmaTile(1, 1, 2, 1, 1, 2, 1)
+    plan = replace(PLAN, coded_mma=((1.0, CodedMma(tile, tile)),))
+    plans = {CodedFormat(Codes.E2M1, by_row=False): plan}
+    monkeypatch.setattr(coded_kernel_plans, "CODED_PLANS", plans)
+    weights = make_weights(Codes.E2M1, 32, down=Codes.E2M1)
+    weights.down = make_experts(HIDDEN, 64, Codes.E2M1, 32)
+    product = choose(weights)
+    assert product is not None and not product.plan.coded_mma
+    monkeypatch.setattr(coded_mma, "has_wgmma", lambda device: True)
+    weights.gate_up = make_experts(128, HIDDEN, Codes.E2M1, 32)
+    product = choose(weights)
+    assert product is not None and product.plan is plan
+    compiled: list[int] = []
+    monkeypatch.setattr(PlannedProduct, "compile", lambda self, per_token, adds: compiled.append(per_token))
+    for possible in (True, False):
+        monkeypatch.setattr(coded_mma, "can_compile_all", lambda specs, device, found=possible: found)
+        product.compile(2, adds=False)
+        assert bool(product.plan.coded_mma) is possible
+    assert compiled == [2, 2]
+
+
+def test_a_kernel_that_cannot_be_compiled_is_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise ImportError("no compiler")
+
+    monkeypatch.setattr(coded_mma, "compile_in_parallel", refuse)
+    assert not coded_mma.can_compile_all([("", "", ())], torch.device("cpu"))
+    assert "no compiler" in caplog.text
+    monkeypatch.setattr(coded_mma, "compile_in_parallel", lambda *_: None)
+    assert coded_mma.can_compile_all([("", "", ())], torch.device("cpu"))

@@ -4,7 +4,7 @@
 // Weight rows are the M dimension of mma.m16n8k16 and pairs its N dimension.
 //
 //   grid       (tiles of weight rows, slots); slot s multiplies the pairs of the s-th of the experts that are chosen
-//   block      M_WARPS * K_SPLIT warps; those that differ in K_SPLIT share rows and add up their sums
+//   block      M_WARPS * K_SPLIT warps; warps that differ in K_SPLIT share rows and add up their sums
 //   warp       M_TILES tiles of 16 rows: with a gate, 8 gate rows and the 8 up rows that belong to them
 //   block of columns  128 columns: lane (g, t) = (lane / 4, lane % 4) decodes columns 32 t to 32 t + 31 of rows g and g + 8,
 //              which are 16 bytes of each row
@@ -13,54 +13,8 @@
 //
 // The columns of a product may be summed in any order as long as codes and inputs have the same. Words of 8 codes become pairs
 // (code i, code i + 4), so the columns of inputs must be in the order 0, 4, 1, 5, 2, 6, 3, 7 within each eight: the first kernel
-// brings those of x into this order (PLAIN_INPUTS), and stores its outputs in it. bf16.cu is prepended to this text.
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-
-#define SILU 0
-#define GELU_TANH 1
-#define CLAMPED_SWIGLU 2
-
-#define E2M1 0
-#define UINT4 1
-#define EXPONENTS 0
-#define FLOAT32 1
-#define BFLOAT16 2
-#define FLOAT16 3
-
-#define WARPS (M_WARPS * K_SPLIT)
-#define THREADS (WARPS * 32)
-#define LINE (COLUMNS / 2)
-// Columns that share a scale, and bytes of the scales of a row.
-#define STEP (CODES == E2M1 ? 32 : 128)
-#define SCALES (COLUMNS / STEP)
-#define SCALE_SIZE (SCALE_TYPE == EXPONENTS ? 1 : SCALE_TYPE == FLOAT32 ? 4 : 2)
-#define SCALE_BYTES (SCALES * SCALE_SIZE)
-#define BLOCKS ((COLUMNS + 127) / 128)
-#define CHUNK_BLOCKS (CHUNK * K_SPLIT)
-#define CHUNKS ((BLOCKS + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS)
-#define PAIRS (8 * N_TILES)
-// Outputs of a tile and of a block; bytes between a lane's two rows; rows of a block.
-#define TILE_OUTPUTS (GATED ? 8 : 16)
-#define BLOCK_OUTPUTS (M_WARPS * M_TILES * TILE_OUTPUTS)
-#define SECOND_ROW ((GATED ? SIZE : 8) * LINE)
-#define BLOCK_ROWS (M_WARPS * M_TILES * 16)
-// Bytes between the inputs of two pairs in a stage, 64 modulo 128, such that the loads of fragments do not conflict.
-#define PITCH (CHUNK_BLOCKS * 256 + 64)
-#define INPUT_BYTES (PAIRS * PITCH)
-// Bytes of codes in a stage: of a row, and of a warp; rows that a warp loads at once.
-#define STAGE_LINE (CHUNK * 64)
-#define CODE_BYTES (M_TILES * 16 * STAGE_LINE)
-#define ROWS_AT_ONCE (32 / (CHUNK * 4))
-// Offsets in shared memory of the codes behind the inputs, and of scales and zero points behind them.
-#define CODES_AT (STAGES * INPUT_BYTES)
-#define SCALES_AT (CODES_AT + STAGES * WARPS * CODE_BYTES)
-#define ZEROS_AT (BLOCK_ROWS * SCALE_BYTES)
-// Pairs whose inputs all threads load at once, 16 bytes of a block of 128 columns each.
-#define PAIRS_AT_ONCE (THREADS / 16)
-#define INPUT_ROWS ((PAIRS + PAIRS_AT_ONCE - 1) / PAIRS_AT_ONCE)
-#define NO_EXPERT 0xffffu
+// brings those of x into this order (PLAIN_INPUTS), and stores its outputs in it. bf16.cu and coded_operands.cu are
+// prepended to this text.
 
 struct Problem {
     const u16* x;
@@ -72,74 +26,12 @@ struct Problem {
     float limit, slope;
 };
 
+// Starts to copy 16 bytes to shared memory; zeros if they are not wanted.
 __device__ __forceinline__ void copy_async(unsigned to, const void* from, bool wanted) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(wanted ? 16 : 0) : "memory");
 }
 
-__device__ __forceinline__ unsigned multiply_bf16x2(unsigned a, unsigned b) {
-    unsigned product;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-    return product;
-}
-
-__device__ __forceinline__ unsigned subtract_bf16x2(unsigned a, unsigned b) {
-    unsigned difference;
-    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
-    return difference;
-}
-
-// (word & mask) | bits, in one instruction. The compiler would use two, because an instruction has one literal at most.
-__device__ __forceinline__ unsigned mask_and_set(unsigned word, unsigned mask, unsigned bits) {
-    unsigned result;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(word), "r"(mask), "r"(bits));
-    return result;
-}
-
-__device__ __forceinline__ void mma(float* d, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-// Converts pair `i` of a word of codes, exactly. `operand` is what `load_operand` returns.
-//
-// E2M1: exponent and mantissa move to those of bfloat16, which gives the number times 2^-126, subnormal numbers included; this
-// is multiplied by the scale. UINT4: the code becomes 128 + code, from which 128 + zero point is subtracted.
-__device__ __forceinline__ unsigned decode(unsigned word, int i, unsigned operand) {
-#if CODES == E2M1
-#if 1
-    // The product has two copies of each code, 6 bits apart, which do not overlap.
-    const unsigned code = (i < 2 ? word : word >> 8) & (i % 2 ? 0x00f000f0u : 0x000f000fu);
-    return multiply_bf16x2((code * (i % 2 ? 0x104u : 0x1040u)) & 0x81c081c0u, operand);
-#else
-    const unsigned size = i < 2 ? word << (6 - 4 * i) : word >> (4 * i - 6), sign = word << (12 - 4 * i);
-    return multiply_bf16x2((size & 0x01c001c0u) | (sign & 0x80008000u), operand);
-#endif
-#else
-    return subtract_bf16x2(mask_and_set(word >> (4 * i), 0x000f000fu, 0x43004300u), operand);
-#endif
-}
-
-// Returns the operand of `decode`, twice, for a row of a block's scales and a block of columns. `at` are the scales of the first
-// row. E2M1: the scale times 2^63, but at most 2^127. UINT4: 128 + zero point.
-__device__ __forceinline__ unsigned load_operand(const u8* at, int row, int block, int t) {
-#if CODES == E2M1
-    return min(at[row * SCALES + block * 4 + t] + 63u, 254u) * 0x00800080u;
-#else
-    return 0x43004300u + 0x00010001u * (HAS_ZEROS ? at[ZEROS_AT + row * SCALES + block] : 8);
-#endif
-}
-
-// Returns the scale of a row and a block of columns for which all columns share one.
-__device__ __forceinline__ float load_scale(const u8* at, int row, int block) {
-    const u8* const scale = at + row * SCALE_BYTES + block * SCALE_SIZE;
-    float value = 1;
-    if (SCALE_TYPE == FLOAT32) value = *(const float*)scale;
-    if (SCALE_TYPE == BFLOAT16) value = bf16_low(*(const u16*)scale);
-    if (SCALE_TYPE == FLOAT16) asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(*(const u16*)scale));
-    return value;
-}
-
-// What a thread knows about its place. `codes` are those that it copies, and `stages` is the shared-memory address of the inputs.
+// What a thread knows about its place. `codes` is where it copies codes from, and `stages` is the shared-memory address of the inputs.
 struct Place {
     int lane, warp, row_warp, part, g, t, tile_output;
     const u8* codes;
@@ -172,7 +64,7 @@ template <int BYTES>
 __device__ __forceinline__ void copy_rows(u8* to, const u8* from, int rows) {
     for (int i = threadIdx.x * 16; i < rows * BYTES; i += THREADS * 16) {
         *(uint4*)(to + i) = *(const uint4*)(from + i);
-        if (GATED) *(uint4*)(to + BLOCK_OUTPUTS * BYTES + i) = *(const uint4*)(from + SIZE * BYTES + i);
+        if (HAS_GATE) *(uint4*)(to + BLOCK_OUTPUTS * BYTES + i) = *(const uint4*)(from + SIZE * BYTES + i);
     }
 }
 
@@ -252,7 +144,7 @@ __device__ __forceinline__ uint4 order_inputs(uint4 own) {
 // Adds the products of a block of columns to the sums of a warp. `codes` and `inputs` are the lane's in the block.
 template <int TILES>
 __device__ __forceinline__ void multiply_block(float (*sums)[TILES][4], const u8* codes, const Place& at, int block, const u8* inputs) {
-    const int first_row = at.row_warp * M_TILES * TILE_OUTPUTS + at.g, second_row = GATED ? BLOCK_OUTPUTS : 8;
+    const int first_row = at.row_warp * M_TILES * TILE_OUTPUTS + at.g, second_row = HAS_GATE ? BLOCK_OUTPUTS : 8;
     unsigned operands[M_TILES][2];
     float part[M_TILES][TILES][4] = {};
     float (*const target)[TILES][4] = CODES == E2M1 ? sums : part;
@@ -337,8 +229,8 @@ __device__ __forceinline__ void write_outputs(const Problem& all, float (*sums)[
     for (int tile = 0; tile < M_TILES; tile++) {
         const int output = at.tile_output + tile * TILE_OUTPUTS + at.g;
         if (output >= SIZE) break;
-        const int row = expert * SIZE * (1 + GATED) + output, place = output + (GATED ? at.g < 4 ? at.g : at.g - 7 : 0);
-        const float bias = load_bias(all.bias, row), second_bias = load_bias(all.bias, row + (GATED ? SIZE : 8));
+        const int row = expert * SIZE * (1 + HAS_GATE) + output, place = output + (HAS_GATE ? at.g < 4 ? at.g : at.g - 7 : 0);
+        const float bias = load_bias(all.bias, row), second_bias = load_bias(all.bias, row + (HAS_GATE ? SIZE : 8));
 #pragma unroll
         for (int n = 0; n < TILES; n++)
 #pragma unroll
@@ -347,7 +239,7 @@ __device__ __forceinline__ void write_outputs(const Problem& all, float (*sums)[
                 if (pair >= count) continue;
                 u16* const out = all.out + (size_t)pairs[pair] * SIZE + place;
                 const float first = sums[tile][n][i] * factor + bias, second = sums[tile][n][i + 2] * factor + second_bias;
-                if (GATED) {
+                if (HAS_GATE) {
                     *out = pack_bf16x2(apply_gate(first, second, all.limit, all.slope), 0);
                 } else {
                     const unsigned both = pack_bf16x2(first, second);
@@ -414,7 +306,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) coded_mma(
     at.tile_output = block_output + at.row_warp * M_TILES * TILE_OUTPUTS;
     if (threadIdx.x < 32) present[threadIdx.x] = 0;
     // The second kernel is launched once all blocks of the first have waited for the router.
-    if (GATED) asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (HAS_GATE) asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
     __syncthreads();
     for (int i = threadIdx.x; i < all.pairs; i += THREADS) {
@@ -429,10 +321,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) coded_mma(
     if (expert < 0) return;
     // Rows behind the last are computed from those of the last tile, and not written.
     const int first_row = min(at.tile_output, SIZE - M_TILES * TILE_OUTPUTS) + at.lane / (CHUNK * 4);
-    at.codes = all.values + ((size_t)expert * SIZE * (1 + GATED) + first_row) * LINE + at.lane % (CHUNK * 4) * 16;
+    at.codes = all.values + ((size_t)expert * SIZE * (1 + HAS_GATE) + first_row) * LINE + at.lane % (CHUNK * 4) * 16;
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) load_codes(at, i, i);
-    const size_t block_row = (size_t)expert * SIZE * (1 + GATED) + block_output;
+    const size_t block_row = (size_t)expert * SIZE * (1 + HAS_GATE) + block_output;
     const int block_rows = min(BLOCK_OUTPUTS, SIZE - block_output);
     copy_rows<SCALE_BYTES>(at.scales, all.scales + block_row * SCALE_BYTES, block_rows);
     if (HAS_ZEROS) copy_rows<SCALES>(at.scales + ZEROS_AT, all.zeros + block_row * SCALES, block_rows);
@@ -440,7 +332,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) coded_mma(
         const int count = collect_pairs(picks, all.pairs, expert);
         if (at.lane == 0) total = count;
     }
-    if (!GATED) asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (!HAS_GATE) asm volatile("griddepcontrol.wait;" ::: "memory");
     __syncthreads();
     for (int first = 0; first < total; first += PAIRS) {
         if (first > 0) {

@@ -32,14 +32,14 @@ COMPILE_THREADS = 4
 MAX_PAIRS = 2048
 """Maximum number of pairs of a batch, which each block keeps in shared memory."""
 MAX_EXPERTS = 1024
-"""Maximum number of experts, of which each block keeps a bit mask of 32 words."""
+"""Maximum number of experts: each block keeps a bit mask of 32 words."""
 BLOCK_COLUMNS = 128
-"""Columns of which lanes load 16 bytes each."""
+"""Columns of a row that four lanes load together, 16 bytes each."""
 COLUMN_STEPS = {Codes.E2M1: 32, Codes.UINT4: BLOCK_COLUMNS}
 """Columns that share a scale, for the codes that the kernel supports."""
 CODE_MACROS = {Codes.E2M1: 0, Codes.UINT4: 1}
 SCALE_MACROS = {torch.uint8: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
-SOURCE = read_source("bf16") + read_source("experts/coded_mma")
+SOURCE = read_source("bf16") + read_source("experts/coded_operands") + read_source("experts/coded_mma")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,16 @@ class CodedMmaTile:
     stages: int
     """Chunks in shared memory or on their way there, at least 2."""
     blocks_per_sm: int
-    """Blocks per multiprocessor for which registers are allocated."""
+    """Blocks per SM for which registers are allocated."""
 
     @property
     def threads(self) -> int:
         """Threads of a block."""
         return 32 * self.m_warps * self.k_split
 
-    def outputs(self, *, gated: bool) -> int:
+    def outputs(self, *, has_gate: bool) -> int:
         """Return the outputs of a block; with a gate, each of them has a gate row and an up row."""
-        return self.m_warps * self.m_tiles * (8 if gated else 16)
+        return self.m_warps * self.m_tiles * (8 if has_gate else 16)
 
     def shared_bytes(self, weight: ExpertMatrices) -> int:
         """Return the dynamic shared memory of a block in bytes."""
@@ -83,16 +83,16 @@ class CodedMmaTile:
         return self.stages * stage + scale_bytes + 16
 
 
-def supports(weight: ExpertMatrices, *, gated: bool) -> bool:
+def supports(weight: ExpertMatrices, *, has_gate: bool) -> bool:
     """Return whether the kernel supports weights; it needs a GPU of the Hopper generation."""
-    size = weight.rows // (1 + gated)
+    size = weight.rows // (1 + has_gate)
     return (
         has_wgmma(weight.values.device)
         and weight.column_step == COLUMN_STEPS.get(weight.codes)
         and weight.row_step == 1
         and weight.orders is None
         and weight.columns % weight.column_step == 0
-        and size % (32 if gated else 64) == 0  # outputs of a warp with the most tiles of rows
+        and size % (32 if has_gate else 64) == 0  # outputs of a warp with the most tiles of rows
         and weight.experts <= MAX_EXPERTS
     )
 
@@ -101,17 +101,17 @@ def kernel_spec(
     weight: ExpertMatrices, tile: CodedMmaTile, gate: Gate | None, per_row: int, *, biased: bool
 ) -> KernelSpec:
     """Return the spec of the kernel for weights and a tiling; without a gate, for a down projection."""
-    gated = gate is not None
+    has_gate = gate is not None
     definitions = (
         ("CODES", CODE_MACROS[weight.codes]),
         ("SCALE_TYPE", SCALE_MACROS[weight.scales.dtype]),
         ("HAS_ZEROS", int(weight.zeros is not None)),
         ("COLUMNS", weight.columns),
-        ("SIZE", weight.rows // (1 + gated)),
+        ("SIZE", weight.rows // (1 + has_gate)),
         ("HELD", weight.experts),
         ("PER_ROW", per_row),
-        ("GATED", int(gated)),
-        ("PLAIN_INPUTS", int(gated)),
+        ("HAS_GATE", int(has_gate)),
+        ("PLAIN_INPUTS", int(has_gate)),
         ("GATE", -1 if gate is None else gate.number),
         ("HAS_BIAS", int(biased)),
         ("MAX_PAIRS", MAX_PAIRS),
@@ -145,14 +145,16 @@ def _launch(
     bias: torch.Tensor | None,
     per_row: int,
 ) -> torch.Tensor:
-    gated, pairs = gate is not None, chosen.numel()
-    size = weight.rows // (1 + gated)
+    has_gate, pairs = gate is not None, chosen.numel()
+    if pairs > MAX_PAIRS:
+        raise ValueError(f"{pairs} pairs are more than {MAX_PAIRS}")
+    size = weight.rows // (1 + has_gate)
     out = torch.empty(pairs, size, dtype=x.dtype, device=x.device)
     spec = kernel_spec(weight, tile, gate, per_row, biased=bias is not None)
     limit, slope = (0.0, 0.0) if gate is None else (gate.limit, gate.slope)
     launch(
         load_kernel(*spec, x.device.index or 0),
-        (-(-size // tile.outputs(gated=gated)), min(pairs, weight.experts), 1),
+        (-(-size // tile.outputs(has_gate=has_gate)), min(pairs, weight.experts), 1),
         tile.threads,
         (x, chosen, weight.values, weight.scales, weight.zeros, bias, out, pairs, float(limit), float(slope)),
         shared_bytes=tile.shared_bytes(weight),
@@ -180,6 +182,9 @@ def gate_up_coded_mma(
         gate: Function of gate and up.
         tile: Tiling.
         bias: Biases of the weight's rows, [held, 2 * width].
+
+    Raises:
+        ValueError: There are more than `MAX_PAIRS` pairs.
     """
     return _launch(x, chosen, weight, tile, gate, bias, chosen.shape[1])
 

@@ -35,9 +35,9 @@ ROWS_128_ORDERED = GroupedTile(128, 128, 128, 3, 8, swap=True, span=4)
 MMA_FEW = CodedMmaTile(1, 2, 4, 1, 2, 2, 4)
 MMA_8 = CodedMmaTile(1, 1, 4, 1, 2, 4, 3)
 MMA_8_MORE = CodedMmaTile(1, 1, 4, 1, 2, 2, 5)
-MMA_8_WIDE = CodedMmaTile(1, 1, 8, 1, 2, 4, 2)
+MMA_8_LARGE = CodedMmaTile(1, 1, 8, 1, 2, 4, 2)
 MMA_16 = CodedMmaTile(2, 2, 4, 1, 2, 2, 4)
-MMA_16_WIDE = CodedMmaTile(2, 1, 8, 1, 2, 2, 3)
+MMA_16_LARGE = CodedMmaTile(2, 1, 8, 1, 2, 2, 3)
 MMA_32 = CodedMmaTile(4, 2, 8, 1, 1, 3, 2)
 MMA_48 = CodedMmaTile(6, 4, 4, 1, 1, 2, 2)
 
@@ -64,7 +64,7 @@ CODED_PLANS: dict[CodedFormat, ExpertKernelPlan] = {
             (0.354, CodedMma(MMA_FEW, MMA_FEW)),
             (0.707, CodedMma(MMA_8_MORE, MMA_FEW)),
             (1.41, CodedMma(MMA_FEW, MMA_FEW)),
-            (2.83, CodedMma(MMA_8_WIDE, MMA_16)),
+            (2.83, CodedMma(MMA_8_LARGE, MMA_16)),
             (11.31, CodedMma(MMA_16, MMA_16)),
         ),
     ),
@@ -107,9 +107,9 @@ CODED_PLANS: dict[CodedFormat, ExpertKernelPlan] = {
             (0.354, CodedMma(MMA_FEW, MMA_8)),
             (0.707, CodedMma(MMA_8, MMA_FEW)),
             (1.41, CodedMma(MMA_8, CodedMmaTile(1, 1, 4, 1, 2, 3, 4))),
-            (2.83, CodedMma(MMA_8_WIDE, MMA_FEW)),
+            (2.83, CodedMma(MMA_8_LARGE, MMA_FEW)),
             (5.66, CodedMma(CodedMmaTile(3, 1, 8, 1, 2, 3, 2), MMA_16)),
-            (11.31, CodedMma(MMA_16_WIDE, MMA_16_WIDE)),
+            (11.31, CodedMma(MMA_16_LARGE, MMA_16_LARGE)),
             (22.63, CodedMma(MMA_32, CodedMmaTile(4, 2, 6, 1, 1, 4, 2))),
             (32, CodedMma(MMA_48, MMA_48)),
         ),
@@ -120,10 +120,10 @@ CODED_PLANS: dict[CodedFormat, ExpertKernelPlan] = {
 FP8 by blocks, FP8 by channels and int4 in groups of 128 were measured with the experts of Qwen3-30B-A3B, and
 MXFP4 with those of gpt-oss-20b, for 1, 2, 8, 32, 64, 128, 256, 2048 and 8192 tokens, and `coded_mma` for each
 power of two from 1 to 256. A finite limit is the geometric mean of two neighbouring measured numbers of rows
-per expert, between which the fastest variant changes; `coded_mma` of MXFP4 ends with the last measured number.
+per expert, between which the fastest variant changes; the last of MXFP4's `coded_mma` is the largest number.
 FP8 by channels uses the older product from 128 rows per expert on. Elsewhere the older products were at most
-3 % faster (FP8 by blocks: 45.8 against 47.1 us for 2 tokens, 240 against 242 us for 128).
-They multiply experts of formats that are not in the table (`make_quantized_product`)."""
+3 % faster (FP8 by blocks: 45.8 against 47.1 us for 2 tokens, 240 against 242 us for 128). They multiply
+experts of formats that are not in the table (`make_quantized_product`)."""
 
 
 def find_plan(*weights: QuantizedWeight) -> ExpertKernelPlan | None:

@@ -66,8 +66,8 @@ class CodedKernelProduct(PlannedProduct):
     def supports_coded_mma(self) -> bool:
         """Whether the kernel of `CodedMma` supports the weights and the data type of inputs."""
         return self.dtype == torch.bfloat16 and all(
-            coded_mma.supports(matrices, gated=gated)
-            for matrices, gated in ((self.gate_up, True), (self.down, False))
+            coded_mma.supports(matrices, has_gate=has_gate)
+            for matrices, has_gate in ((self.gate_up, True), (self.down, False))
         )
 
     def compile(self, per_token: int, *, adds: bool) -> None:

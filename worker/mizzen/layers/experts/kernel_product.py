@@ -107,8 +107,11 @@ class PlannedProduct(ABC):
         """Return the outputs of all pairs [pairs, hidden]; only plans of quantized experts have the variant.
 
         For the arguments see `run`.
+
+        Raises:
+            TypeError: The experts are not quantized.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no {tiles}")
+        raise TypeError(f"{type(self).__name__} has no {tiles}")
 
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return this rank's sums of outputs, float32 [tokens, hidden]; see `ExpertProduct`."""

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sizes of coded_mma.cu, to which this text is prepended, and conversion of codes to operands of its products.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+
+#define SILU 0
+#define GELU_TANH 1
+#define CLAMPED_SWIGLU 2
+
+#define E2M1 0
+#define UINT4 1
+#define EXPONENTS 0
+#define FLOAT32 1
+#define BFLOAT16 2
+#define FLOAT16 3
+
+#define WARPS (M_WARPS * K_SPLIT)
+#define THREADS (WARPS * 32)
+#define LINE (COLUMNS / 2)
+// Columns that share a scale, and bytes of the scales of a row.
+#define STEP (CODES == E2M1 ? 32 : 128)
+#define SCALES (COLUMNS / STEP)
+#define SCALE_SIZE (SCALE_TYPE == EXPONENTS ? 1 : SCALE_TYPE == FLOAT32 ? 4 : 2)
+#define SCALE_BYTES (SCALES * SCALE_SIZE)
+#define BLOCKS ((COLUMNS + 127) / 128)
+#define CHUNK_BLOCKS (CHUNK * K_SPLIT)
+#define CHUNKS ((BLOCKS + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS)
+#define PAIRS (8 * N_TILES)
+// Outputs of a tile and of a block; bytes between a lane's two rows; rows of a block.
+#define TILE_OUTPUTS (HAS_GATE ? 8 : 16)
+#define BLOCK_OUTPUTS (M_WARPS * M_TILES * TILE_OUTPUTS)
+#define SECOND_ROW ((HAS_GATE ? SIZE : 8) * LINE)
+#define BLOCK_ROWS (M_WARPS * M_TILES * 16)
+// Bytes between the inputs of two pairs in a stage, 64 modulo 128, such that the loads of fragments do not conflict.
+#define PITCH (CHUNK_BLOCKS * 256 + 64)
+#define INPUT_BYTES (PAIRS * PITCH)
+// Bytes of codes in a stage: of a row, and of a warp; rows that a warp loads at once.
+#define STAGE_LINE (CHUNK * 64)
+#define CODE_BYTES (M_TILES * 16 * STAGE_LINE)
+#define ROWS_AT_ONCE (32 / (CHUNK * 4))
+// Offsets in shared memory of the codes behind the inputs, and of scales and zero points behind them.
+#define CODES_AT (STAGES * INPUT_BYTES)
+#define SCALES_AT (CODES_AT + STAGES * WARPS * CODE_BYTES)
+#define ZEROS_AT (BLOCK_ROWS * SCALE_BYTES)
+// Pairs whose inputs all threads load at once, 16 bytes of a block of 128 columns each.
+#define PAIRS_AT_ONCE (THREADS / 16)
+#define INPUT_ROWS ((PAIRS + PAIRS_AT_ONCE - 1) / PAIRS_AT_ONCE)
+#define NO_EXPERT 0xffffu
+
+__device__ __forceinline__ unsigned multiply_bf16x2(unsigned a, unsigned b) {
+    unsigned product;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+    return product;
+}
+
+__device__ __forceinline__ unsigned subtract_bf16x2(unsigned a, unsigned b) {
+    unsigned difference;
+    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
+    return difference;
+}
+
+// (word & mask) | bits, in one instruction. The compiler would use two, because an instruction has one literal at most.
+__device__ __forceinline__ unsigned mask_and_set(unsigned word, unsigned mask, unsigned bits) {
+    unsigned result;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(word), "r"(mask), "r"(bits));
+    return result;
+}
+
+__device__ __forceinline__ void mma(float* d, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Converts pair `i` of a word of codes, exactly. `operand` is what `load_operand` returns.
+//
+// E2M1: exponent and mantissa move to those of bfloat16, which gives the number times 2^-126, subnormal numbers included; this
+// is multiplied by the scale. UINT4: the code becomes 128 + code, from which 128 + zero point is subtracted.
+__device__ __forceinline__ unsigned decode(unsigned word, int i, unsigned operand) {
+#if CODES == E2M1
+#if 1
+    // The product has two copies of each code, 6 bits apart, which do not overlap.
+    const unsigned code = (i < 2 ? word : word >> 8) & (i % 2 ? 0x00f000f0u : 0x000f000fu);
+    return multiply_bf16x2((code * (i % 2 ? 0x104u : 0x1040u)) & 0x81c081c0u, operand);
+#else
+    const unsigned size = i < 2 ? word << (6 - 4 * i) : word >> (4 * i - 6), sign = word << (12 - 4 * i);
+    return multiply_bf16x2((size & 0x01c001c0u) | (sign & 0x80008000u), operand);
+#endif
+#else
+    return subtract_bf16x2(mask_and_set(word >> (4 * i), 0x000f000fu, 0x43004300u), operand);
+#endif
+}
+
+// Returns the operand of `decode`, twice, for a row of a block's scales and a block of columns. `at` are the scales of the first
+// row. E2M1: the scale times 2^63, but at most 2^127. UINT4: 128 + zero point.
+__device__ __forceinline__ unsigned load_operand(const u8* at, int row, int block, int t) {
+#if CODES == E2M1
+    return min(at[row * SCALES + block * 4 + t] + 63u, 254u) * 0x00800080u;
+#else
+    return 0x43004300u + 0x00010001u * (HAS_ZEROS ? at[ZEROS_AT + row * SCALES + block] : 8);
+#endif
+}
+
+// Returns the scale of a row and a block of columns for which all columns share one.
+__device__ __forceinline__ float load_scale(const u8* at, int row, int block) {
+    const u8* const scale = at + row * SCALE_BYTES + block * SCALE_SIZE;
+    float value = 1;
+    if (SCALE_TYPE == FLOAT32) value = *(const float*)scale;
+    if (SCALE_TYPE == BFLOAT16) value = bf16_low(*(const u16*)scale);
+    if (SCALE_TYPE == FLOAT16) asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(*(const u16*)scale));
+    return value;
+}
