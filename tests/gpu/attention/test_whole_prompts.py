@@ -12,6 +12,7 @@ import torch
 from triton_device import DEVICE, DTYPE, GPU, RUNS_TRITON
 
 from mizzen.attention.whole_prompts import attend
+from mizzen.kernels.attention import whole_prompts
 from mizzen.kernels.attention.whole_prompts import attend_tiles, plan_tiles
 from mizzen.kernels.prompt_means import mean_prompts
 
@@ -88,3 +89,18 @@ def test_means_equal_those_of_each_prompt_alone(size: int) -> None:
     means = mean_prompts(hidden, torch.tensor(np.cumsum(lengths), device=DEVICE))
     expected = torch.stack([part.float().mean(0) for part in hidden.split(lengths)])
     torch.testing.assert_close(means, expected, atol=1e-5, rtol=0)
+
+
+def test_prompts_are_planned_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = LENGTHS["many"]
+    begins = prompt_begins(lengths)
+    together = plan_tiles(begins, sum(lengths), 64)
+    monkeypatch.setattr(whole_prompts, "PLANNED_AT_ONCE", 16)
+    in_parts = plan_tiles(begins, sum(lengths), 64)
+    count = int(together.count)
+    assert count == int(in_parts.count) == len(lengths)
+    for one, other in (
+        (together.prompts, in_parts.prompts),
+        (together.first_queries, in_parts.first_queries),
+    ):
+        assert torch.equal(one[:count], other[:count])

@@ -30,7 +30,7 @@ MAX_FLASH_HEAD_DIM = 256
 TILED_HEAD_DIMS = (32, 64)
 """Head sizes for which Mizzen's own kernel is faster than FlashAttention 3 for short prompts (on an H100)."""
 MAX_TILED_TOKENS = 2048
-"""Longest prompts for which it is faster; with a window it always is."""
+"""Longest prompts for which it is not slower; with a window it is always faster."""
 
 PromptKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int], torch.Tensor]
 """Function (q, k, v, begins, longest, reach) that computes attention within prompts of unequal lengths.

@@ -31,7 +31,7 @@ def mean_prompts(hidden: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
 
     Args:
         hidden: Hidden states of all prompts, one after the other, [tokens, size], contiguous.
-        ends: Index behind the last row of each prompt, int64 [prompts], ascending; no prompt is empty.
+        ends: Index after the last row of each prompt, int64 [prompts], ascending; no prompt is empty.
     """
     size = hidden.shape[1]
     out = torch.empty(len(ends), size, dtype=torch.float32, device=hidden.device)

@@ -383,8 +383,10 @@ class LLM:
     def _compute_vectors(
         self, entries: Iterator[BatchEntry], count: int, progress: bool | None
     ) -> list[NDArray[np.float32]]:
-        """Return the vectors of `count` prompts; prompts are tokenized while the device computes others."""
-        most = STEPS_AHEAD * self.options.prefill_chunk_tokens
+        """Return the vectors of `count` prompts; encoders compute while later prompts are tokenized."""
+        # With a prefix cache, tokens of prompts do not say how much work waits.
+        cached = self.engine.info.pages_total > 0
+        most = math.inf if cached else STEPS_AHEAD * self.options.prefill_chunk_tokens
         batch = Batch(self.engine, entries, self.options.max_waiting_requests, most)
         self._run_batch(batch, count, progress)
         return [entry.vector for entry in batch.entries if entry.vector is not None]

@@ -37,7 +37,7 @@ It exceeds the number of steps in flight, so the copy from a buffer is complete 
 LEAST_PROMPTS = 16
 """Minimum number of prompts of a graph."""
 TOKENS_PER_PROMPT = 32
-"""Number of tokens for each prompt of a large graph. More prompts would slow its attention, which starts
+"""Number of tokens for each prompt of a large graph. More prompts would slow FlashAttention, which starts
 thread blocks for each of them."""
 
 

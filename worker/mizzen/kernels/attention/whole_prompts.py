@@ -21,6 +21,8 @@ QUERIES, KEYS = 64, 64
 """Tiling: queries of a tile, and keys that a program reads at once."""
 WARPS, STAGES, PROGRAMS_PER_SM = 4, 3, 3
 """Launch options, measured on an H100 with head sizes of 32 and 64."""
+PLANNED_AT_ONCE = 512
+"""Prompts that are planned together; a constant, so that no number of prompts compiles another kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +52,20 @@ def _plan_kernel(
     QUERIES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    prompt = tl.arange(0, BLOCK)
-    inside = prompt < prompts
-    begin = tl.load(begins + prompt, inside, 0)
-    length = tl.where(inside, tl.load(begins + prompt + 1, inside, 0) - begin, 0)
-    tiles = (tl.minimum(length, longest) + QUERIES - 1) // QUERIES
-    first = tl.cumsum(tiles, 0) - tiles
-    tl.store(count, tl.sum(tiles, 0))
-    for number in range(tl.max(tiles, 0)):
-        exists = number < tiles
-        tl.store(first_queries + first + number, begin + number * QUERIES, exists)
-        tl.store(prompts_of_tiles + first + number, prompt, exists)
+    total = tl.zeros((), tl.int32)
+    for start in range(0, prompts, BLOCK):
+        prompt = start + tl.arange(0, BLOCK)
+        inside = prompt < prompts
+        begin = tl.load(begins + prompt, inside, 0)
+        length = tl.where(inside, tl.load(begins + prompt + 1, inside, 0) - begin, 0)
+        tiles = (tl.minimum(length, longest) + QUERIES - 1) // QUERIES
+        first = total + tl.cumsum(tiles, 0) - tiles
+        for number in range(tl.max(tiles, 0)):
+            exists = number < tiles
+            tl.store(first_queries + first + number, begin + number * QUERIES, exists)
+            tl.store(prompts_of_tiles + first + number, prompt, exists)
+        total += tl.sum(tiles, 0)
+    tl.store(count, total)
 
 
 @triton.jit
@@ -133,7 +138,7 @@ def plan_tiles(begins: torch.Tensor, tokens: int, longest: int) -> PromptTiles:
     Args:
         begins: Begin of each prompt and the end of the last one, int32 [prompts + 1]; prompts may be empty.
         tokens: Number of tokens of the batch.
-        longest: Tokens of a prompt behind the first `longest` are left out; their attention is not computed.
+        longest: Tokens after the first `longest` of a prompt are left out; their attention is not computed.
     """
     prompts = len(begins) - 1
     most = tokens // QUERIES + prompts
@@ -141,7 +146,7 @@ def plan_tiles(begins: torch.Tensor, tokens: int, longest: int) -> PromptTiles:
     count = torch.empty(1, dtype=torch.int32, device=begins.device)
     _plan_kernel[(1,)](
         begins, first_queries, of_tiles, count, prompts, longest,
-        QUERIES=QUERIES, BLOCK=triton.next_power_of_2(prompts),
+        QUERIES=QUERIES, BLOCK=PLANNED_AT_ONCE,
     )  # fmt: skip
     return PromptTiles(begins, first_queries, of_tiles, count, longest)
 

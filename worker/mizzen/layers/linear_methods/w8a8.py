@@ -63,6 +63,8 @@ MAX_SGL_BATCH, MAX_SGL_ROWS = 256, 4096
 channels was measured to be faster than cuBLAS (H100)."""
 CUBLAS_GROUPS = 4
 """cuBLAS supports weights with scales of blocks if the groups of columns are a multiple of this number."""
+CUBLAS_BLOCKS_VERSION = (12, 9)
+"""First version of CUDA whose cuBLAS supports scales of blocks."""
 MAX_EARLY_BATCH = 8
 """Largest batch of a column-parallel layer during whose product the next kernel may start.
 
@@ -351,7 +353,7 @@ def library_supports(weight: QuantizedWeight) -> bool:
 
 
 def library_gemm(operands: Operands, inputs: QuantizedInputs) -> torch.Tensor:
-    """Multiply quantized inputs by a weight with the fastest library; return bfloat16 [tokens, rows]."""
+    """Multiply quantized inputs by a weight with a library that is fast for its shape; [tokens, rows]."""
     weight, count = operands.weight, len(inputs.values)
     if weight.grouped:
         return multiply_blocks(weight, inputs, operands.library_bias)
@@ -368,13 +370,18 @@ def library_gemm(operands: Operands, inputs: QuantizedInputs) -> torch.Tensor:
     )  # fmt: skip
 
 
+def cuda_version() -> tuple[int, ...]:
+    """Return the version of CUDA for which PyTorch was built; empty without CUDA."""
+    return tuple(map(int, (torch.version.cuda or "").split("."))) if torch.version.cuda else ()
+
+
 def multiply_blocks(weight: W8A8Weight, inputs: QuantizedInputs, bias: torch.Tensor | None) -> torch.Tensor:
     """Multiply FP8 inputs by a weight, both with scales of blocks; return bfloat16 [tokens, rows]."""
-    # There are scales of a multiple of four tokens, so the unused rows behind the tokens are multiplied, too.
+    # Scales are stored for a multiple of four tokens, so unused rows after the tokens are multiplied, too.
     padded = (inputs.scales.shape[1], inputs.values.shape[1])
     x, values = inputs.values.as_strided(padded, (padded[1], 1)), weight.values.t()
     scales, weight_scales = inputs.scales.t(), weight.scales.t()
-    if weight.scales.shape[1] % CUBLAS_GROUPS:
+    if weight.scales.shape[1] % CUBLAS_GROUPS or cuda_version() < CUBLAS_BLOCKS_VERSION:
         sgl_kernel: Any = importlib.import_module("sgl_kernel")
         out = sgl_kernel.fp8_blockwise_scaled_mm(x, values, scales, weight_scales, torch.bfloat16)
     else:
