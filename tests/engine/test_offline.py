@@ -14,11 +14,13 @@ from typing import Any
 import griffe
 import pytest
 
+from encoders.twins import save_encoder
 from mizzen import LLM, SamplingParams
 from mizzen.commands.options import settings
 from mizzen.engine.config import EngineOptions
 from mizzen.offline import llm as offline
 from mizzen.offline.batch import STEPS_AHEAD, Batch
+from mizzen.offline.requests import RequestBuilder
 
 DEMO = Path(__file__).parents[2] / "models/demo"
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
@@ -188,33 +190,46 @@ def test_embed_returns_one_vector_per_text(llm: LLM) -> None:
     assert not llm.engine.busy
 
 
-def test_prompts_of_embeddings_are_prepared_while_others_run(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(llm, "options", replace(llm.options, prefill_chunk_tokens=8))
-    prompts = [[3 + i % 7, 4, 5, 6, 7, 8, 9, 10] for i in range(40)]
-    unfinished: list[int] = []
-    finished: list[None] = []
-    build, step = llm._requests._token_ids, Batch._step
+@pytest.fixture
+def unfinished(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many earlier prompts had no result when each prompt was prepared."""
+    numbers: list[int] = []
+    finished: list[int] = [0]
+    build, step = RequestBuilder._token_ids, Batch._step
 
-    def count(index: int, prompt: Any) -> Any:
-        unfinished.append(index - len(finished))
-        return build(index, prompt)
+    def count(builder: RequestBuilder, index: int, prompt: Any) -> Any:
+        numbers.append(index - finished[0])
+        return build(builder, index, prompt)
 
     def collect(batch: Batch) -> tuple[int, int]:
         result = step(batch)
-        finished.extend([None] * result[0])
+        finished[0] += result[0]
         return result
 
-    monkeypatch.setattr(llm._requests, "_token_ids", count)
+    monkeypatch.setattr(RequestBuilder, "_token_ids", count)
     monkeypatch.setattr(Batch, "_step", collect)
-    vectors = llm.embed(prompts)
-    assert len(unfinished) == 40 and max(unfinished) < STEPS_AHEAD
-    assert abs(vectors[0] - vectors[7]).max() < 1e-5
-    with pytest.raises(ValueError, match="prompt 30 holds ids outside"):
-        llm.embed([*prompts[:30], [99999], *prompts[31:]])
-    assert not llm.engine.busy
-    assert abs(llm.embed(prompts[:3]) - vectors[:3]).max() < 1e-5
+    return numbers
+
+
+def test_prompts_of_encoders_are_prepared_while_others_run(tmp_path: Path, unfinished: list[int]) -> None:
+    save_encoder(tmp_path, "Bert")
+    prompts = [[3 + i % 7, 4, 5, 6, 7, 8, 9, 10] for i in range(40)]
+    with LLM(tmp_path, device="cpu", skip_tokenizer=True, threads=1, prefill_chunk_tokens=8) as encoder:
+        vectors = encoder.embed(prompts)
+        assert len(unfinished) == 40 and max(unfinished) < STEPS_AHEAD
+        assert abs(vectors[0] - vectors[7]).max() < 1e-5
+        with pytest.raises(ValueError, match="prompt 30 holds ids outside"):
+            encoder.embed([*prompts[:30], [99999], *prompts[31:]])
+        assert not encoder.engine.busy
+        assert abs(encoder.embed(prompts[:3]) - vectors[:3]).max() < 1e-5
+
+
+def test_prompts_with_a_cached_prefix_share_steps(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, unfinished: list[int]
+) -> None:
+    monkeypatch.setattr(llm, "options", replace(llm.options, prefill_chunk_tokens=8))
+    llm.embed([[5] * 40 + [6 + i] for i in range(20)])
+    assert unfinished == list(range(20))
 
 
 def test_parameters_reject_tokens_outside_the_vocabulary(llm: LLM) -> None:

@@ -371,7 +371,7 @@ def library_gemm(operands: Operands, inputs: QuantizedInputs) -> torch.Tensor:
 
 
 def cuda_version() -> tuple[int, ...]:
-    """Return the version of CUDA for which PyTorch was built; empty without CUDA."""
+    """Return the version of CUDA for which PyTorch was built; () if it was built for CPUs only."""
     return tuple(map(int, (torch.version.cuda or "").split("."))) if torch.version.cuda else ()
 
 
