@@ -128,7 +128,7 @@ def test_small_batches_use_mma_if_the_kernel_supports_the_weights_and_compiles(
     compiled: list[int] = []
     monkeypatch.setattr(PlannedProduct, "compile", lambda self, per_token, adds: compiled.append(per_token))
     for possible in (True, False):
-        monkeypatch.setattr(coded_mma, "can_compile_all", lambda specs, device, found=possible: found)
+        monkeypatch.setattr(coded_mma, "can_compile_all", lambda kernels, device, found=possible: found)
         product.compile(2, adds=False)
         assert bool(product.plan.coded_mma) is possible
     assert compiled == [2, 2]
@@ -140,8 +140,16 @@ def test_a_kernel_that_cannot_be_compiled_is_reported(
     def refuse(*_: Any) -> None:
         raise ImportError("no compiler")
 
+    cpu, kernels = torch.device("cpu"), [frozenset({(("", name, ()), 7)}) for name in "abc"]
     monkeypatch.setattr(coded_mma, "compile_in_parallel", refuse)
-    assert not coded_mma.can_compile_all([("", "", ())], torch.device("cpu"))
-    assert "no compiler" in caplog.text
+    assert not coded_mma.can_compile_all(kernels[0], cpu)
+    assert not coded_mma.can_compile_all(kernels[0], cpu)
+    assert caplog.text.count("no compiler") == 1
     monkeypatch.setattr(coded_mma, "compile_in_parallel", lambda *_: None)
-    assert coded_mma.can_compile_all([("", "", ())], torch.device("cpu"))
+    monkeypatch.setattr(coded_mma, "load_kernel", lambda source, name, defines, device: name)
+    allowed: list[tuple[str, int]] = []
+    monkeypatch.setattr(coded_mma, "allow_shared_memory", lambda *call: allowed.append(call))
+    assert coded_mma.can_compile_all(kernels[1], cpu)
+    assert allowed == [("b", 7)]
+    monkeypatch.setattr(coded_mma, "allow_shared_memory", refuse)
+    assert not coded_mma.can_compile_all(kernels[2], cpu)

@@ -30,17 +30,14 @@ pytestmark = [
     pytest.mark.usefixtures("poisoned_buffers"),
 ]
 EXPERTS, PER_TOKEN = 5, 2
-SIZES = {"e2m1": (320, 160), "uint4": (256, 384), "uint4-zeros": (640, 128)}
-"""Hidden size and width by format; 320 and 160 columns end within a block of 128."""
+SIZES = {"e2m1": (1440, 1312), "uint4": (1408, 1280), "uint4-zeros": (640, 128)}
+"""Hidden size and width by format; 1,440 and 1,312 columns end within a block of 128, and stages in shared
+memory are used more than once."""
 KINDS: dict[str, dict[str, Any]] = {
     "uint4": {"codes": Codes.UINT4, "column_step": 128, "dtype": torch.bfloat16},
     "uint4-zeros": {"codes": Codes.UINT4, "column_step": 128, "zeros": True, "dtype": torch.float16},
 }
-TILES = {
-    f"{tiles.gate_up.n_tiles}x{tiles.gate_up.m_warps}, {tiles.down.m_warps}x{tiles.down.k_split}": tiles
-    for plan in CODED_PLANS.values()
-    for _, tiles in plan.coded_mma
-} | {
+TILES = {str(tiles): tiles for plan in CODED_PLANS.values() for _, tiles in plan.coded_mma} | {
     "one": CodedMma(CodedMmaTile(1, 1, 2, 2, 2, 3, 2), CodedMmaTile(1, 2, 1, 4, 1, 2, 2)),
     "four": CodedMma(CodedMmaTile(4, 2, 4, 1, 2, 3, 2), CodedMmaTile(3, 2, 8, 1, 2, 2, 1)),
     "eight": CodedMma(CodedMmaTile(8, 1, 4, 1, 4, 2, 2), CodedMmaTile(8, 1, 2, 1, 1, 4, 2)),

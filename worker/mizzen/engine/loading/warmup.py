@@ -67,7 +67,7 @@ def make_runner(
     step.prefill_graphs = make_prefill_graphs(options, step)
     graphs = make_decode_graphs(options, step)
     counts = gemm_row_counts(graphs, step.prefill_graphs)
-    if step.images is not None:
+    if step.images is not None or graphs is None or step.prefill_graphs is None:
         counts |= eager_row_counts(options.prefill_chunk_tokens + options.max_running_requests)
     compile_kernels(step, counts, device, max(1, cpu_count() // options.local_ranks))
     try:

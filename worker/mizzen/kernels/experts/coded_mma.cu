@@ -318,7 +318,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) coded_mma(
     }
     __syncthreads();
     const int expert = find_expert(present, blockIdx.y);
-    if (expert < 0) return;
+    if (expert < 0) {
+        // If no expert is chosen at all, the second kernel must still not end before the first.
+        if (!HAS_GATE && blockIdx.y == 0) asm volatile("griddepcontrol.wait;" ::: "memory");
+        return;
+    }
     // Rows behind the last are computed from those of the last tile, and not written.
     const int first_row = min(at.tile_output, SIZE - M_TILES * TILE_OUTPUTS) + at.lane / (CHUNK * 4);
     at.codes = all.values + ((size_t)expert * SIZE * (1 + HAS_GATE) + first_row) * LINE + at.lane % (CHUNK * 4) * 16;

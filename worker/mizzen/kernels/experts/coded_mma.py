@@ -8,6 +8,7 @@ ahead; lanes decode the codes that they need as operands of `mma.sync`. See `cod
 
 from __future__ import annotations
 
+import functools
 import logging
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from mizzen.kernels.launch import has_wgmma
 from mizzen.kernels.nvrtc import (
     CompileError,
     KernelSpec,
+    allow_shared_memory,
     compile_in_parallel,
     launch,
     load_kernel,
@@ -126,10 +128,17 @@ def kernel_spec(
     return SOURCE, "coded_mma", definitions
 
 
-def can_compile_all(specs: list[KernelSpec], device: torch.device) -> bool:
-    """Compile kernels in parallel and return whether all can be used; if not, log a warning."""
+@functools.cache
+def can_compile_all(kernels: frozenset[tuple[KernelSpec, int]], device: torch.device) -> bool:
+    """Compile kernels in parallel and return whether all can be used; if not, log a warning, once.
+
+    `kernels` are specs, each with the dynamic shared memory of a block in bytes.
+    """
+    index = device.index or 0
     try:
-        compile_in_parallel(dict.fromkeys(specs), device.index or 0, COMPILE_THREADS)
+        compile_in_parallel({spec for spec, _ in kernels}, index, COMPILE_THREADS)
+        for spec, shared_bytes in kernels:
+            allow_shared_memory(load_kernel(*spec, index), shared_bytes)
     except (ImportError, CompileError) as error:
         log.warning("a kernel cannot be compiled, so small batches use slower kernels of experts: %s", error)
         return False

@@ -78,14 +78,9 @@ __device__ __forceinline__ void mma(float* d, unsigned a0, unsigned a1, unsigned
 // is multiplied by the scale. UINT4: the code becomes 128 + code, from which 128 + zero point is subtracted.
 __device__ __forceinline__ unsigned decode(unsigned word, int i, unsigned operand) {
 #if CODES == E2M1
-#if 1
     // The product has two copies of each code, 6 bits apart, which do not overlap.
     const unsigned code = (i < 2 ? word : word >> 8) & (i % 2 ? 0x00f000f0u : 0x000f000fu);
     return multiply_bf16x2((code * (i % 2 ? 0x104u : 0x1040u)) & 0x81c081c0u, operand);
-#else
-    const unsigned size = i < 2 ? word << (6 - 4 * i) : word >> (4 * i - 6), sign = word << (12 - 4 * i);
-    return multiply_bf16x2((size & 0x01c001c0u) | (sign & 0x80008000u), operand);
-#endif
 #else
     return subtract_bf16x2(mask_and_set(word >> (4 * i), 0x000f000fu, 0x43004300u), operand);
 #endif

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -17,6 +18,7 @@ from mizzen.kernels.experts.grouped_coded import (
     put_in_parts,
 )
 from mizzen.kernels.launch import has_wgmma
+from mizzen.kernels.nvrtc import KernelSpec
 from mizzen.layers.experts.coded_kernel_plans import find_plan
 from mizzen.layers.experts.kernel_plans import CodedMma, ExpertKernelPlan, ExpertSizes, FewRows, Grouped
 from mizzen.layers.experts.kernel_product import PlannedProduct
@@ -72,15 +74,20 @@ class CodedKernelProduct(PlannedProduct):
 
     def compile(self, per_token: int, *, adds: bool) -> None:
         """Compile the kernels of all variants; without the compiler of `CodedMma`, the plan loses these."""
-        variants = [tiles for _, tiles in self.plan.coded_mma]
-        gate_up_biased, down_biased = self.gate_up_bias is not None, self.down_bias is not None
-        specs = [
-            coded_mma.kernel_spec(self.gate_up, tiles.gate_up, self.gate, per_token, biased=gate_up_biased)
-            for tiles in variants
-        ] + [coded_mma.kernel_spec(self.down, tiles.down, None, 1, biased=down_biased) for tiles in variants]
-        if specs and not coded_mma.can_compile_all(specs, self.device):
+        kernels = frozenset(
+            kernel for _, tiles in self.plan.coded_mma for kernel in self.coded_mma_kernels(tiles, per_token)
+        )
+        if kernels and not coded_mma.can_compile_all(kernels, self.device):
             self.plan = replace(self.plan, coded_mma=())
         super().compile(per_token, adds=adds)
+
+    def coded_mma_kernels(self, tiles: CodedMma, per_token: int) -> Iterator[tuple[KernelSpec, int]]:
+        """Yield the specs of a variant's kernels, each with the shared memory of a block in bytes."""
+        biased = self.gate_up_bias is not None
+        spec = coded_mma.kernel_spec(self.gate_up, tiles.gate_up, self.gate, per_token, biased=biased)
+        yield spec, tiles.gate_up.shared_bytes(self.gate_up)
+        spec = coded_mma.kernel_spec(self.down, tiles.down, None, 1, biased=self.down_bias is not None)
+        yield spec, tiles.down.shared_bytes(self.down)
 
     def run_coded_mma(self, tiles: CodedMma, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """Return the outputs of all pairs by two kernels; see `PlannedProduct`."""
