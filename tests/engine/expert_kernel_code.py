@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import triton
+from machine_code import disassemble
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 TYPES = {"blocks": "i32", "chosen": "*i64", "weights": "*fp32", "pairs": "*i32", "block_experts": "*i32"}
 
 
@@ -29,8 +27,6 @@ class Compiled:
         folder: Path,
         **options: int,
     ) -> None:
-        if not DISASSEMBLER.exists():
-            pytest.skip("there is no disassembler here")
         numbers = dict.fromkeys(("limit", "slope", "floor", "scale"), "fp32")
         known = {**numbers, **TYPES, **types, **dict.fromkeys(constants, "constexpr")}
         signature = {name: known.get(name, "*bf16") for name in kernel.arg_names}
@@ -39,15 +35,10 @@ class Compiled:
             kernel, signature, dict(constants), {(i,): [["tt.divisibility", 16]] for i in aligned}
         )
         code = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-        self.path = folder / "kernel.cubin"
-        self.path.write_bytes(code.asm["cubin"])
+        cubin = code.asm["cubin"]
         self.shared = code.metadata.shared
-        self.instructions = self.dump("--dump-sass")
-        self.spilled = "STACK:0 " not in self.dump("--dump-resource-usage")
-
-    def dump(self, option: str) -> str:
-        command = [DISASSEMBLER, option, self.path]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        self.instructions = disassemble(cubin, folder, "--dump-sass")
+        self.spilled = "STACK:0 " not in disassemble(cubin, folder, "--dump-resource-usage")
 
     def find(self, pattern: str) -> list[str]:
         """Return the instructions that match a pattern, in order."""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,20 +13,21 @@ import pytest
 import torch
 
 pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
-triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton")
+pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
-from mizzen.kernels import nvrtc  # noqa: E402
-from mizzen.kernels.experts import coded_mma  # noqa: E402
-from mizzen.kernels.experts.coded_mma import MAX_PAIRS, CodedMmaTile, kernel_spec, supports  # noqa: E402
-from mizzen.kernels.experts.gate import Gate  # noqa: E402
-from mizzen.kernels.experts.matrices import ExpertMatrices  # noqa: E402
-from mizzen.layers.experts.coded_kernel_plans import CODED_PLANS  # noqa: E402
-from mizzen.layers.experts.kernel_plans import CodedMma, ExpertSizes  # noqa: E402
-from mizzen.layers.quantized.canonical import E2M1_VALUES, Codes  # noqa: E402
-from mizzen.models.block import Activation  # noqa: E402
+from machine_code import disassemble
+
+from mizzen.kernels import nvrtc
+from mizzen.kernels.experts import coded_mma
+from mizzen.kernels.experts.coded_mma import MAX_PAIRS, CodedMmaTile, kernel_spec, supports
+from mizzen.kernels.experts.gate import Gate
+from mizzen.kernels.experts.matrices import ExpertMatrices
+from mizzen.layers.experts.coded_kernel_plans import CODED_PLANS
+from mizzen.layers.experts.kernel_plans import CodedMma, ExpertSizes
+from mizzen.layers.quantized.canonical import E2M1_VALUES, Codes
+from mizzen.models.block import Activation
 
 HOPPER = (9, 0)
-DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 MAX_SHARED_BYTES = 227 * 1024
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Order of inputs within each eight columns."""
@@ -118,19 +118,12 @@ def test_tilings_of_plans_fit_the_gpu_and_divide_the_outputs(codes: Codes, tiles
 @pytest.mark.parametrize("gated", [True, False], ids=["gate-up", "down"])
 @pytest.mark.parametrize("codes", SHAPES)
 def test_kernels_compile_without_spills(codes: Codes, gated: bool, tmp_path: Path) -> None:
-    if not DISASSEMBLER.exists():
-        pytest.skip("there is no disassembler here")
     matrices, gate = SHAPES[codes][0 if gated else 1], Gate(Activation.CLAMPED_SWIGLU, 7.0) if gated else None
     tile = CodedMmaTile(1, 2, 4, 1, 2, 3, 4)
     source, name, definitions = kernel_spec(matrices, tile, gate, 4, biased=True)
-    path = tmp_path / "kernel.cubin"
-    path.write_bytes(nvrtc.compile_cubin(source, name, definitions, HOPPER))
-
-    def dump(option: str) -> str:
-        return subprocess.run([DISASSEMBLER, option, path], capture_output=True, text=True, check=True).stdout
-
-    assert re.search(r"STACK:0 ", dump("-res-usage"))
-    code = dump("-sass")
+    cubin = nvrtc.compile_cubin(source, name, definitions, HOPPER)
+    assert re.search(r"STACK:0 ", disassemble(cubin, tmp_path, "--dump-resource-usage"))
+    code = disassemble(cubin, tmp_path, "--dump-sass")
     assert "HMMA.16816.F32.BF16" in code and "LDGSTS" in code
     assert not re.search(r"I2F|F2F\.", code)
 

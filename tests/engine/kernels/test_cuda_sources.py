@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,32 +11,24 @@ import pytest
 import torch
 
 pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
-triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton")
+pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
-from mizzen.kernels import nvrtc  # noqa: E402
-from mizzen.kernels.attention import flash_decode_mma  # noqa: E402
-from mizzen.kernels.comm import allreduce_rmsnorm, peer_broadcast  # noqa: E402
-from mizzen.kernels.gemm import gate_up_swiglu, gemv, hopper, small_m, swap_ab  # noqa: E402
-from mizzen.kernels.sampling import top_k_top_p  # noqa: E402
+from machine_code import disassemble
+
+from mizzen.kernels import nvrtc
+from mizzen.kernels.attention import flash_decode_mma
+from mizzen.kernels.comm import allreduce_rmsnorm, peer_broadcast
+from mizzen.kernels.gemm import gate_up_swiglu, gemv, hopper, small_m, swap_ab
+from mizzen.kernels.sampling import top_k_top_p
 
 HOPPER, BLACKWELL = (9, 0), (10, 0)
-DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 Definitions = tuple[tuple[str, int], ...]
 
 
 @pytest.fixture
 def dump(tmp_path: Path) -> Callable[[bytes, str], str]:
     """Return a function that runs the disassembler with one option on a cubin, and returns its output."""
-    if not DISASSEMBLER.exists():
-        pytest.skip("there is no disassembler here")
-
-    def run(cubin: bytes, option: str) -> str:
-        path = tmp_path / "kernel.cubin"
-        path.write_bytes(cubin)
-        command = [DISASSEMBLER, option, path]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-
-    return run
+    return lambda cubin, option: disassemble(cubin, tmp_path, option)
 
 
 def small_m_definitions(columns: int, swiglu: int, bias: int = 0) -> Definitions:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,28 +15,29 @@ import torch
 from random_weights import make_weight
 
 pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
-triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton")
+pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
-from mizzen.kernels import nvrtc  # noqa: E402
-from mizzen.kernels.gemm import packed_small  # noqa: E402
-from mizzen.kernels.gemm.fragments import PackedWeight, ScaleLayout, chunk_columns, pack_weight  # noqa: E402
-from mizzen.kernels.gemm.gemv import PreNorm  # noqa: E402
-from mizzen.kernels.gemm.packed_small_tiles import (  # noqa: E402
+from machine_code import disassemble
+
+from mizzen.kernels import nvrtc
+from mizzen.kernels.gemm import packed_small
+from mizzen.kernels.gemm.fragments import PackedWeight, ScaleLayout, chunk_columns, pack_weight
+from mizzen.kernels.gemm.gemv import PreNorm
+from mizzen.kernels.gemm.packed_small_tiles import (
     SM_COUNT,
     TILE_CONFIGS,
     PackedFormat,
     SmallTileConfig,
     select_tile_config,
 )
-from mizzen.layers.linear_methods import packed as packed_method  # noqa: E402
-from mizzen.layers.linear_methods.base import LinearKind, LinearPart, LinearSpec  # noqa: E402
-from mizzen.layers.linear_methods.packed import PackedLinear  # noqa: E402
-from mizzen.layers.quantized.canonical import Codes  # noqa: E402
-from mizzen.models.block import Activation  # noqa: E402
-from mizzen.quantization.schemes import Fp8Layout, Fp8Weights, ScaleShape  # noqa: E402
+from mizzen.layers.linear_methods import packed as packed_method
+from mizzen.layers.linear_methods.base import LinearKind, LinearPart, LinearSpec
+from mizzen.layers.linear_methods.packed import PackedLinear
+from mizzen.layers.quantized.canonical import Codes
+from mizzen.models.block import Activation
+from mizzen.quantization.schemes import Fp8Layout, Fp8Weights, ScaleShape
 
 HOPPER = (9, 0)
-DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 FORMATS = {
     "int4": (Codes.UINT4, ScaleLayout.GROUP, torch.bfloat16, 128),
     "int4 by 32": (Codes.UINT4, ScaleLayout.GROUP, torch.float32, 32),
@@ -117,8 +117,6 @@ def has_norm(rows: int, columns: int) -> bool:
 def test_kernels_compile_without_spills_and_load_weights_before_the_pdl_wait(
     count: int, name: str, tmp_path: Path
 ) -> None:
-    if not DISASSEMBLER.exists():
-        pytest.skip("there is no disassembler here")
     # Compiling takes seconds, so each case has one of the four shapes.
     rows, columns, swiglu = SHAPES[(list(FORMATS).index(name) + count // 8) % 4]
     weight = make_format(name, rows, columns, swiglu=swiglu)
@@ -126,15 +124,9 @@ def test_kernels_compile_without_spills_and_load_weights_before_the_pdl_wait(
     assert config is not None
     norm = count == 1 and has_norm(rows, columns)
     defines = packed_small.compile_definitions(weight, config, count, norm=norm)
-    path = tmp_path / "kernel.cubin"
-    path.write_bytes(nvrtc.compile_cubin(packed_small.SOURCE, "packed_small", defines, HOPPER))
-
-    def dump(option: str) -> str:
-        command = [DISASSEMBLER, option, path]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-
-    assert "STACK:0 " in dump("--dump-resource-usage"), (weight, config)
-    order = re.findall(r"\b(UBLKCP|LDG|ACQBULK|HMMA\.16816)", dump("--dump-sass"))
+    cubin = nvrtc.compile_cubin(packed_small.SOURCE, "packed_small", defines, HOPPER)
+    assert "STACK:0 " in disassemble(cubin, tmp_path, "--dump-resource-usage"), (weight, config)
+    order = re.findall(r"\b(UBLKCP|LDG|ACQBULK|HMMA\.16816)", disassemble(cubin, tmp_path, "--dump-sass"))
     assert order.index("UBLKCP") < order.index("ACQBULK") < order.index("HMMA.16816")
     # A thread of 256 loads two vectors of the norm's weight, and then two each of x and the residual stream.
     before = order[: order.index("ACQBULK")].count("LDG")

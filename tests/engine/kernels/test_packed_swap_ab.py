@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,14 @@ import pytest
 import torch
 
 pytest.importorskip("cuda.bindings", reason="this PyTorch comes without CUDA's bindings")
-triton = pytest.importorskip("triton", reason="this PyTorch comes without Triton")
+pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
-from mizzen.kernels import nvrtc  # noqa: E402
-from mizzen.kernels.gemm import packed_swap_ab, packed_tile_configs  # noqa: E402
-from mizzen.kernels.gemm.fragments import PackedWeight, ScaleLayout, pack_weight  # noqa: E402
-from mizzen.kernels.gemm.packed_swap_ab import (  # noqa: E402
+from machine_code import disassemble
+
+from mizzen.kernels import nvrtc
+from mizzen.kernels.gemm import packed_swap_ab, packed_tile_configs
+from mizzen.kernels.gemm.fragments import PackedWeight, ScaleLayout, pack_weight
+from mizzen.kernels.gemm.packed_swap_ab import (
     TO_ROWS,
     TO_SUMS,
     TO_WEIGHTS,
@@ -26,23 +27,12 @@ from mizzen.kernels.gemm.packed_swap_ab import (  # noqa: E402
     PackedTileConfig,
     WeightTraits,
 )
-from mizzen.layers.quantized.canonical import Codes, QuantizedWeight  # noqa: E402
+from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
 
-DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 UINT4 = WeightTraits(Codes.UINT4, 4096, 128, ScaleLayout.GROUP, torch.float16, True)
 SMALL_GROUPS = WeightTraits(Codes.INT8, 4096, 32, ScaleLayout.GROUP, torch.float32, True)
 E4M3_ROWS = WeightTraits(Codes.E4M3, 4096, 4096, ScaleLayout.ROW, torch.float32, False)
 E4M3_BLOCKS = WeightTraits(Codes.E4M3, 4096, 128, ScaleLayout.OCTET, torch.float32, False)
-
-
-def disassemble(cubin: bytes, folder: Path, option: str) -> str:
-    """Return the output of the disassembler for a cubin."""
-    if not DISASSEMBLER.exists():
-        pytest.skip("there is no disassembler here")
-    path = folder / "kernel.cubin"
-    path.write_bytes(cubin)
-    command = [DISASSEMBLER, option, path]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 @pytest.mark.parametrize(

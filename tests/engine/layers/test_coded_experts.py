@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
+from mizzen.kernels import nvrtc
 from mizzen.kernels.experts import coded_mma
 from mizzen.kernels.experts.coded_mma import CodedMmaTile
 from mizzen.kernels.experts.few_rows import FewRowsTile
@@ -142,14 +143,15 @@ def test_a_kernel_that_cannot_be_compiled_is_reported(
 
     cpu, kernels = torch.device("cpu"), [frozenset({(("", name, ()), 7)}) for name in "abc"]
     monkeypatch.setattr(coded_mma, "compile_in_parallel", refuse)
+    monkeypatch.setattr(nvrtc, "load_kernel", refuse)
     assert not coded_mma.can_compile_all(kernels[0], cpu)
     assert not coded_mma.can_compile_all(kernels[0], cpu)
     assert caplog.text.count("no compiler") == 1
     monkeypatch.setattr(coded_mma, "compile_in_parallel", lambda *_: None)
-    monkeypatch.setattr(coded_mma, "load_kernel", lambda source, name, defines, device: name)
+    monkeypatch.setattr(nvrtc, "load_kernel", lambda source, name, defines, device: name)
     allowed: list[tuple[str, int]] = []
-    monkeypatch.setattr(coded_mma, "allow_shared_memory", lambda *call: allowed.append(call))
+    monkeypatch.setattr(nvrtc, "allow_shared_memory", lambda *call: allowed.append(call))
     assert coded_mma.can_compile_all(kernels[1], cpu)
     assert allowed == [("b", 7)]
-    monkeypatch.setattr(coded_mma, "allow_shared_memory", refuse)
+    monkeypatch.setattr(nvrtc, "allow_shared_memory", refuse)
     assert not coded_mma.can_compile_all(kernels[2], cpu)

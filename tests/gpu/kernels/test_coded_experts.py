@@ -17,12 +17,10 @@ from mizzen.layers.context import BuildContext
 from mizzen.layers.experts.biases import ExpertBiases
 from mizzen.layers.experts.coded_kernel_product import CodedKernelProduct
 from mizzen.layers.experts.kernel_plans import FewRows, Grouped
-from mizzen.layers.experts.products import SortedProduct
 from mizzen.layers.experts.quantized_kernel_product import make_matrices
-from mizzen.layers.experts.quantized_stack import QuantizedExperts
-from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
+from mizzen.layers.quantized.canonical import Codes
 from mizzen.models.block import Activation
-from random_weights import make_weight, move_weight
+from random_weights import make_experts, sum_by_loop
 
 pytestmark = [*RUNS_TRITON, pytest.mark.usefixtures("poisoned_buffers")]
 TOLERANCE = 0.02 if GPU else 1e-5
@@ -54,29 +52,12 @@ class Weights:
     """Loaded weights of a mixture, with biases or none."""
 
     def __init__(self, kind: str, *, biased: bool = False) -> None:
-        self.gate_up, self.down = make_experts(kind, 2 * WIDTH, HIDDEN), make_experts(kind, HIDDEN, WIDTH)
+        self.gate_up = make_experts(EXPERTS, 2 * WIDTH, HIDDEN, DEVICE, **KINDS[kind])
+        self.down = make_experts(EXPERTS, HIDDEN, WIDTH, DEVICE, **KINDS[kind])
         self.biases: ExpertBiases | None = None
         self.dtype = DTYPE
         if biased:
             self.biases = ExpertBiases(normal(EXPERTS, 2 * WIDTH, seed=1), normal(EXPERTS, HIDDEN, seed=2))
-
-
-def make_experts(kind: str, rows: int, columns: int) -> QuantizedExperts:
-    """Return experts with random codes, and values of about the root of 1 / columns."""
-    if KINDS[kind]["codes"] is Codes.E2M1:
-        generator = torch.Generator().manual_seed(rows)
-        shape = (EXPERTS * rows, columns // 2)
-        codes = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
-        exponents = torch.randint(110, 124, (len(codes), columns // 32), generator=generator)
-        weight = QuantizedWeight(
-            codes=Codes.E2M1, values=codes, scales=exponents.to(torch.uint8), column_step=32
-        )
-    else:
-        weight = make_weight(rows=EXPERTS * rows, columns=columns, **KINDS[kind])
-        largest = weight.dequantize().abs().max() * columns**0.5 / 4
-        weight.scales = (weight.scales.float() / largest).to(weight.scales.dtype)
-    move_weight(weight, DEVICE)
-    return QuantizedExperts(weight=weight, rows=rows)
 
 
 def normal(*shape: int, seed: int) -> torch.Tensor:
@@ -100,16 +81,8 @@ def silu() -> ActivationFunction:
 
 
 def expect(weights: Weights, activation: Any, x: torch.Tensor, chosen: torch.Tensor, factors: torch.Tensor):
-    """Return the sums of a loop over experts, in float64."""
-    gate_up, down = (
-        experts.weight.dequantize().cpu().double().unflatten(0, (EXPERTS, -1))
-        for experts in (weights.gate_up, weights.down)
-    )
-    biases = weights.biases
-    if biases is not None and biases.down is not None:
-        biases = ExpertBiases(biases.gate_up.cpu().double(), biases.down.cpu().double())
-    product = SortedProduct(gate_up, down, activation, biases)
-    return product(x.cpu().double(), chosen.cpu(), factors.cpu().double())
+    """Return the sums of a loop over experts, in float64, on the CPU."""
+    return sum_by_loop(weights, activation, x.cpu(), chosen.cpu(), factors.cpu())
 
 
 def run(
@@ -158,7 +131,7 @@ def test_a_row_has_the_same_result_in_any_batch(kind: str, tile: str) -> None:
 
 
 def test_steps_that_cross_tiles_are_not_decoded() -> None:
-    experts = make_experts("e4m3-channel", 2 * WIDTH, HIDDEN)
+    experts = make_experts(EXPERTS, 2 * WIDTH, HIDDEN, DEVICE, **KINDS["e4m3-channel"])
     experts.weight.column_step = 24
     assert not make_matrices(experts).decodable
     experts.weight.column_step = 32

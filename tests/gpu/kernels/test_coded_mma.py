@@ -15,11 +15,9 @@ from mizzen.layers.experts.biases import ExpertBiases
 from mizzen.layers.experts.coded_kernel_plans import CODED_PLANS
 from mizzen.layers.experts.coded_kernel_product import CodedKernelProduct
 from mizzen.layers.experts.kernel_plans import CodedMma
-from mizzen.layers.experts.products import SortedProduct
-from mizzen.layers.experts.quantized_stack import QuantizedExperts
-from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
+from mizzen.layers.quantized.canonical import Codes
 from mizzen.models.block import Activation
-from random_weights import make_weight, move_weight
+from random_weights import make_experts, sum_by_loop
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,6 +32,7 @@ SIZES = {"e2m1": (1440, 1312), "uint4": (1408, 1280), "uint4-zeros": (640, 128)}
 """Hidden size and width by format; 1,440 and 1,312 columns end within a block of 128, and stages in shared
 memory are used more than once."""
 KINDS: dict[str, dict[str, Any]] = {
+    "e2m1": {"codes": Codes.E2M1},
     "uint4": {"codes": Codes.UINT4, "column_step": 128, "dtype": torch.bfloat16},
     "uint4-zeros": {"codes": Codes.UINT4, "column_step": 128, "zeros": True, "dtype": torch.float16},
 }
@@ -54,31 +53,14 @@ class Weights:
 
     def __init__(self, kind: str, *, biased: bool = False) -> None:
         self.hidden, self.width = SIZES[kind]
-        self.gate_up = make_experts(kind, 2 * self.width, self.hidden)
-        self.down = make_experts(kind, self.hidden, self.width)
+        cuda = torch.device("cuda")
+        self.gate_up = make_experts(EXPERTS, 2 * self.width, self.hidden, cuda, **KINDS[kind])
+        self.down = make_experts(EXPERTS, self.hidden, self.width, cuda, **KINDS[kind])
         self.biases: ExpertBiases | None = None
         self.dtype = torch.bfloat16
         if biased:
             gate_up = normal(EXPERTS, 2 * self.width, seed=1)
             self.biases = ExpertBiases(gate_up, normal(EXPERTS, self.hidden, seed=2))
-
-
-def make_experts(kind: str, rows: int, columns: int) -> QuantizedExperts:
-    """Return experts with random codes, and values of about the root of 1 / columns."""
-    if kind == "e2m1":
-        generator = torch.Generator().manual_seed(rows)
-        shape = (EXPERTS * rows, columns // 2)
-        codes = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
-        exponents = torch.randint(110, 124, (len(codes), columns // 32), generator=generator)
-        weight = QuantizedWeight(
-            codes=Codes.E2M1, values=codes, scales=exponents.to(torch.uint8), column_step=32
-        )
-    else:
-        weight = make_weight(rows=EXPERTS * rows, columns=columns, **KINDS[kind])
-        largest = weight.dequantize().abs().max() * columns**0.5 / 4
-        weight.scales = (weight.scales.float() / largest).to(weight.scales.dtype)
-    move_weight(weight, torch.device("cuda"))
-    return QuantizedExperts(weight=weight, rows=rows)
 
 
 def choose(tokens: int) -> torch.Tensor:
@@ -98,20 +80,6 @@ def run(
     return product.run(x, chosen, factors, added=x, variant=tiles)
 
 
-def expect(
-    weights: Weights, gate: Any, x: torch.Tensor, chosen: torch.Tensor, factors: torch.Tensor
-) -> torch.Tensor:
-    """Return the sums of a loop over experts, in float64."""
-    gate_up, down = (
-        experts.weight.dequantize().double().unflatten(0, (EXPERTS, -1))
-        for experts in (weights.gate_up, weights.down)
-    )
-    biases = weights.biases
-    if biases is not None and biases.down is not None:
-        biases = ExpertBiases(biases.gate_up.double(), biases.down.double())
-    return SortedProduct(gate_up, down, gate, biases)(x.double(), chosen, factors.double()) + x.double()
-
-
 def silu() -> ActivationFunction:
     build = BuildContext(device=torch.device("cuda"), dtype=torch.float64)
     return ActivationFunction(build, Activation.SILU)
@@ -129,7 +97,7 @@ def test_sums_equal_a_plain_loop(kind: str, tiles: str, tokens: int) -> None:
     biased = kind == "e2m1"
     weights, gate = Weights(kind, biased=biased), ClampedSwiGLU(0.5, 1.702) if biased else silu()
     batch = make_batch(weights, tokens)
-    expected = expect(weights, gate, *batch)
+    expected = sum_by_loop(weights, gate, *batch) + batch[0].double()
     scale = expected.abs().max().item()
     found = run(weights, gate, TILES[tiles], *batch)
     torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.02 * scale)

@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from mizzen.layers.experts.biases import ExpertBiases
+from mizzen.layers.experts.products import SortedProduct
+from mizzen.layers.experts.quantized_stack import QuantizedExperts
 from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
 
 SCALES = (1.0, 10.0, 0.01, 0.0, 1e-30)
@@ -43,6 +48,44 @@ def make_weight(
     return QuantizedWeight(
         codes=codes, values=values, scales=scales, row_step=row_step, column_step=column_step, zeros=z
     )
+
+
+def make_experts(
+    experts: int, rows: int, columns: int, device: torch.device, *, codes: Codes, **format: Any
+) -> QuantizedExperts:
+    """Return experts with random codes, and values of about the root of 1 / columns.
+
+    `format` are further arguments of `make_weight`; codes of E2M1 have a scale for 32 columns.
+    """
+    if codes is Codes.E2M1:
+        generator = torch.Generator().manual_seed(rows)
+        shape = (experts * rows, columns // 2)
+        values = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+        exponents = torch.randint(110, 124, (len(values), columns // 32), generator=generator)
+        weight = QuantizedWeight(codes=codes, values=values, scales=exponents.to(torch.uint8), column_step=32)
+    else:
+        weight = make_weight(codes, experts * rows, columns, **format)
+        largest = weight.dequantize().abs().max() * columns**0.5 / 4
+        weight.scales = (weight.scales.float() / largest).to(weight.scales.dtype)
+    move_weight(weight, device)
+    return QuantizedExperts(weight=weight, rows=rows)
+
+
+def sum_by_loop(
+    weights: Any, activation: Any, x: torch.Tensor, chosen: torch.Tensor, factors: torch.Tensor
+) -> torch.Tensor:
+    """Return the sums of a loop over experts, float64 [tokens, hidden], on the device of x.
+
+    `weights` has `gate_up` and `down`, of `make_experts`, and `biases`.
+    """
+    gate_up, down = (
+        experts.weight.dequantize().to(x.device).double().unflatten(0, (-1, experts.rows))
+        for experts in (weights.gate_up, weights.down)
+    )
+    biases = weights.biases
+    if biases is not None and biases.down is not None:
+        biases = ExpertBiases(biases.gate_up.to(x.device).double(), biases.down.to(x.device).double())
+    return SortedProduct(gate_up, down, activation, biases)(x.double(), chosen, factors.double())
 
 
 def move_weight(weight: QuantizedWeight, device: torch.device) -> None:

@@ -157,7 +157,6 @@ def pool_prompts(
 
             means = mean_prompts(hidden, upload(ends))
         else:
-            # By default, the sum of the lengths is checked, for which the host waits.
-            means = torch.segment_reduce(hidden.float(), "mean", lengths=upload(lengths), axis=0, unsafe=True)
+            means = torch.segment_reduce(hidden.float(), "mean", lengths=torch.from_numpy(lengths), axis=0)
         vectors = torch.where(upload(mean)[:, None], means, vectors)
     return vectors

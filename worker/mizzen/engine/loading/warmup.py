@@ -101,7 +101,7 @@ def gemm_row_counts(decode: DecodeGraphs | None, prefill: PrefillGraphs | None) 
 
 
 def eager_row_counts(most: int) -> set[int]:
-    """Return row counts of small GEMMs that cover steps with images if they run without graphs.
+    """Return row counts of small GEMMs that cover steps without graphs.
 
     `most` is the maximum number of tokens of a step.
     """

@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-LOG2E = 1.4426950408889634
+from mizzen.kernels.attention.flash_decode_triton import LOG2E
+
 QUERIES, KEYS = 64, 64
 """Tiling: queries of a tile, and keys that a program reads at once."""
 WARPS, STAGES, PROGRAMS_PER_SM = 4, 3, 3

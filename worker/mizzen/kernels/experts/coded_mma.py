@@ -8,8 +8,8 @@ ahead; lanes decode the codes that they need as operands of `mma.sync`. See `cod
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import logging
 from dataclasses import dataclass
 
 import torch
@@ -20,15 +20,13 @@ from mizzen.kernels.launch import has_wgmma
 from mizzen.kernels.nvrtc import (
     CompileError,
     KernelSpec,
-    allow_shared_memory,
+    can_compile,
     compile_in_parallel,
     launch,
     load_kernel,
     read_source,
 )
 from mizzen.layers.quantized.canonical import Codes
-
-log = logging.getLogger(__name__)
 
 COMPILE_THREADS = 4
 MAX_PAIRS = 2048
@@ -134,15 +132,10 @@ def can_compile_all(kernels: frozenset[tuple[KernelSpec, int]], device: torch.de
 
     `kernels` are specs, each with the dynamic shared memory of a block in bytes.
     """
-    index = device.index or 0
-    try:
-        compile_in_parallel({spec for spec, _ in kernels}, index, COMPILE_THREADS)
-        for spec, shared_bytes in kernels:
-            allow_shared_memory(load_kernel(*spec, index), shared_bytes)
-    except (ImportError, CompileError) as error:
-        log.warning("a kernel cannot be compiled, so small batches use slower kernels of experts: %s", error)
-        return False
-    return True
+    with contextlib.suppress(ImportError, CompileError):  # `can_compile` reports them
+        compile_in_parallel({spec for spec, _ in kernels}, device.index or 0, COMPILE_THREADS)
+    fallback = "small batches use other kernels of experts"
+    return all(can_compile(*spec, device, fallback, shared_bytes) for spec, shared_bytes in kernels)
 
 
 def _launch(

@@ -48,25 +48,6 @@ typedef unsigned short u16;
 #define INPUT_ROWS ((PAIRS + PAIRS_AT_ONCE - 1) / PAIRS_AT_ONCE)
 #define NO_EXPERT 0xffffu
 
-__device__ __forceinline__ unsigned multiply_bf16x2(unsigned a, unsigned b) {
-    unsigned product;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-    return product;
-}
-
-__device__ __forceinline__ unsigned subtract_bf16x2(unsigned a, unsigned b) {
-    unsigned difference;
-    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
-    return difference;
-}
-
-// (word & mask) | bits, in one instruction. The compiler would use two, because an instruction has one literal at most.
-__device__ __forceinline__ unsigned mask_and_set(unsigned word, unsigned mask, unsigned bits) {
-    unsigned result;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(word), "r"(mask), "r"(bits));
-    return result;
-}
-
 __device__ __forceinline__ void mma(float* d, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));

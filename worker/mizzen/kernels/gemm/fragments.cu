@@ -7,25 +7,6 @@
 #define INT8 1
 #define E4M3 2
 
-__device__ __forceinline__ unsigned subtract_bf16x2(unsigned a, unsigned b) {
-    unsigned difference;
-    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
-    return difference;
-}
-
-__device__ __forceinline__ unsigned multiply_bf16x2(unsigned a, unsigned b) {
-    unsigned product;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-    return product;
-}
-
-// (word & mask) | bits, in one instruction. The compiler would use two, because an instruction has one literal at most.
-__device__ __forceinline__ unsigned mask_and_set(unsigned word, unsigned mask, unsigned bits) {
-    unsigned result;
-    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(word), "r"(mask), "r"(bits));
-    return result;
-}
-
 // Copies byte `index` of a word to the low bytes of both halves, below the bits of bfloat16 128: for codes below 128, the
 // numbers 128 + byte.
 __device__ __forceinline__ unsigned add_128_to_byte(unsigned word, int index) {

@@ -10,6 +10,7 @@ by a scale for each token, which is at least as exact and does not depend on the
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Iterable
@@ -370,9 +371,11 @@ def library_gemm(operands: Operands, inputs: QuantizedInputs) -> torch.Tensor:
     )  # fmt: skip
 
 
-def cuda_version() -> tuple[int, ...]:
-    """Return the version of CUDA for which PyTorch was built; () if it was built for CPUs only."""
-    return tuple(map(int, (torch.version.cuda or "").split("."))) if torch.version.cuda else ()
+@functools.cache
+def cublas_supports_blocks() -> bool:
+    """Return whether the cuBLAS of PyTorch's CUDA supports scales of blocks."""
+    version = torch.version.cuda
+    return version is not None and tuple(map(int, version.split("."))) >= CUBLAS_BLOCKS_VERSION
 
 
 def multiply_blocks(weight: W8A8Weight, inputs: QuantizedInputs, bias: torch.Tensor | None) -> torch.Tensor:
@@ -381,7 +384,7 @@ def multiply_blocks(weight: W8A8Weight, inputs: QuantizedInputs, bias: torch.Ten
     padded = (inputs.scales.shape[1], inputs.values.shape[1])
     x, values = inputs.values.as_strided(padded, (padded[1], 1)), weight.values.t()
     scales, weight_scales = inputs.scales.t(), weight.scales.t()
-    if weight.scales.shape[1] % CUBLAS_GROUPS or cuda_version() < CUBLAS_BLOCKS_VERSION:
+    if weight.scales.shape[1] % CUBLAS_GROUPS or not cublas_supports_blocks():
         sgl_kernel: Any = importlib.import_module("sgl_kernel")
         out = sgl_kernel.fp8_blockwise_scaled_mm(x, values, scales, weight_scales, torch.bfloat16)
     else:
