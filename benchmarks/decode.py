@@ -8,8 +8,8 @@ Prompts of `--context` tokens are prefilled first and stay in the prefix cache, 
 start within a few steps. The result is the mean time of a step, from the step in which the last row reaches
 its 32nd output token to the step in which the first row reaches its 160th. The limit is computed for the
 context in the middle of that span: the prompt and 96 tokens. With `--long`, the first row of each batch has a
-prompt of that length. `--profile` runs more steps under PyTorch's profiler, and reports by how much each
-kernel delays a step.
+prompt of that length. `--profile` runs more steps under PyTorch's profiler, reports by how much each kernel
+delays a step, and draws when the kernels of one layer run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from common_parts.gpu import (
     run,
     token_bound,
 )
-from common_parts.kernel_delays import KernelTimes, print_kernels, trace_kernels
+from common_parts.kernel_delays import print_kernels, read_events, times_by_kernel
+from common_parts.layer_timeline import layer_timeline, print_timeline
 from common_parts.tables import Table
 from torch.profiler import ProfilerActivity, profile
 
@@ -107,8 +108,8 @@ def step_seconds(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) 
     return (times[-1] - times[0]) / (len(times) - 1)
 
 
-def profile_step(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> dict[str, KernelTimes]:
-    """Profile some steps; return by how much each kernel delays a step, the largest delay first."""
+def profile_step(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) -> list[dict[str, Any]]:
+    """Profile some steps; return the events of the trace."""
     start(llm, prompts, sampling)
     while llm.engine.busy and (step(llm, len(prompts)) or (0, 0))[0] < FIRST:
         pass
@@ -118,7 +119,7 @@ def profile_step(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) 
             step(llm, len(prompts))
         torch.cuda.synchronize()
     drain(llm, f"batch {len(prompts)}")
-    return trace_kernels(trace.export_chrome_trace, PROFILED)
+    return read_events(trace.export_chrome_trace)
 
 
 def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
@@ -150,9 +151,11 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
             results[batch] = {"ms": took * 1e3, "limit_ms": least * 1e3, "share": share}
             results[batch] |= {"limit_with_collectives_ms": with_sums * 1e3}
             if args.profile:
-                kernels = profile_step(llm, prompts[:batch], sampling)
+                events = profile_step(llm, prompts[:batch], sampling)
+                kernels = times_by_kernel(events, PROFILED)
                 results[batch]["kernels"] = {name: asdict(part) for name, part in kernels.items()}
                 print_kernels(kernels)
+                print_timeline(layer_timeline(events, limits.config.layers, PROFILED))
         return {"steps": results, **print_startup(llm)}
 
 

@@ -6,7 +6,8 @@
 A workload COUNTxLENGTH consists of COUNT prompts of LENGTH tokens; one token is generated for each prompt.
 The time runs from the submission of the prompts to the last prompt's token. No prompt is in the prefix cache.
 `--batch 1 4 --context 1024 8192` measures all combinations of these numbers. `--profile` runs each workload
-once more under PyTorch's profiler, and reports by how much each kernel delays the end of the workload.
+once more under PyTorch's profiler, reports by how much each kernel delays the end of the workload, and draws
+when the kernels of one layer run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import torch
 from common_parts.arguments import given_options, positive
 from common_parts.engine_options import parse_checked_args
 from common_parts.gpu import benchmark_parser, drain, load, median, print_startup, run
-from common_parts.kernel_delays import print_kernels, trace_kernels
+from common_parts.kernel_delays import print_kernels, read_events, times_by_kernel
+from common_parts.layer_timeline import layer_timeline, print_timeline
 from common_parts.tables import Table
 from torch.profiler import ProfilerActivity, profile
 
@@ -84,9 +86,11 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
                 with profile(activities=[ProfilerActivity.CUDA]) as trace:
                     prefill(llm, count, length, 1000 * (seed + 1) + args.rounds)
                     torch.cuda.synchronize()
-                kernels = trace_kernels(trace.export_chrome_trace, 1)
+                events = read_events(trace.export_chrome_trace)
+                kernels = times_by_kernel(events, 1)
                 figures["kernels"] = {name: asdict(part) for name, part in kernels.items()}
                 print_kernels(kernels)
+                print_timeline(layer_timeline(events, limits.config.layers, 1))
         return {"prefill": results, **print_startup(llm)}
 
 

@@ -33,6 +33,12 @@ class KernelTimes:
     """Number of launches per step."""
 
 
+def sort_by_end(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events of a trace that are kernels, copies or fills, in the order in which they end."""
+    on_device = [event for event in events if event.get("cat") in ON_DEVICE]
+    return sorted(on_device, key=lambda event: event["ts"] + event["dur"])
+
+
 def times_by_kernel(events: Iterable[dict[str, Any]], steps: int) -> dict[str, KernelTimes]:
     """Return the times of each combination of kernel and grid size, the largest delay first.
 
@@ -42,8 +48,7 @@ def times_by_kernel(events: Iterable[dict[str, Any]], steps: int) -> dict[str, K
         events: the events of a trace in Chrome's format (`ts` and `dur` in microseconds).
         steps: the number of steps in the trace.
     """
-    on_device = [event for event in events if event.get("cat") in ON_DEVICE]
-    on_device.sort(key=lambda event: event["ts"] + event["dur"])
+    on_device = sort_by_end(events)
     kernels: dict[str, KernelTimes] = {}
     previous_end = min((event["ts"] for event in on_device), default=0.0)
     for event in on_device:
@@ -60,12 +65,17 @@ def times_by_kernel(events: Iterable[dict[str, Any]], steps: int) -> dict[str, K
     return dict(sorted(kernels.items(), key=lambda item: -item[1].held))
 
 
-def trace_kernels(export: Callable[[str], object], steps: int) -> dict[str, KernelTimes]:
-    """Return the times of the kernels in a trace of `steps` steps; `export` writes the trace to a path."""
+def read_events(export: Callable[[str], object]) -> list[dict[str, Any]]:
+    """Return the events of a trace in Chrome's format; `export` writes the trace to a path."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         export(str(path))
-        return times_by_kernel(json.loads(path.read_text())["traceEvents"], steps)
+        return json.loads(path.read_text())["traceEvents"]
+
+
+def trace_kernels(export: Callable[[str], object], steps: int) -> dict[str, KernelTimes]:
+    """Return the times of the kernels in a trace of `steps` steps; `export` writes the trace to a path."""
+    return times_by_kernel(read_events(export), steps)
 
 
 def print_kernels(kernels: dict[str, KernelTimes]) -> None:
