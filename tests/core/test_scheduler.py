@@ -54,6 +54,24 @@ def test_decodes_continue_during_chunked_prefill() -> None:
     world.drain()
 
 
+def test_long_contexts_come_first_in_a_step() -> None:
+    world = make_world(prefill_chunk_tokens=64)
+    lengths = {1: 9, 2: 30, 3: 17, 4: 30, 5: 21}
+    limits = {1: 12, 2: 12, 3: 3, 4: 12, 5: 12}  # the fifth request starts when the third has ended
+    for rid, length in lengths.items():
+        world.arrive(request(rid, prompt(length, rid), ignore_eos=True, max_tokens=limits[rid]))
+    orders = []
+    for _ in range(8):
+        plan = world.launch()
+        assert plan is not None
+        owners = [world.scheduler.kv.slot_owners[slot] for slot in plan.decode]
+        orders.append([owner.request.rid for owner in owners if owner is not None])
+        world.collect()
+    assert [2, 4, 3, 1] in orders
+    assert orders[-1] == [2, 4, 5, 1]
+    world.drain()
+
+
 @pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
 def test_finish_by_length_wastes_no_step(steps_in_flight: int) -> None:
     world = make_world(steps_in_flight=steps_in_flight)

@@ -28,8 +28,8 @@ pytestmark = [
     pytest.mark.usefixtures("poisoned_buffers"),
 ]
 EXPERTS, PER_TOKEN = 5, 2
-SIZES = {"e2m1": (1440, 1312), "uint4": (1408, 1280), "uint4-zeros": (640, 128)}
-"""Hidden size and width by format; 1,440 and 1,312 columns end within a block of 128, and stages in shared
+SIZES = {"e2m1": (1472, 1312), "uint4": (1408, 1280), "uint4-zeros": (640, 128)}
+"""Hidden size and width by format; 1,472 and 1,312 columns end within a block of 128, and stages in shared
 memory are used more than once."""
 KINDS: dict[str, dict[str, Any]] = {
     "e2m1": {"codes": Codes.E2M1},

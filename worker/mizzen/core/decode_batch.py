@@ -36,7 +36,11 @@ class SampleColumns(NamedTuple):
 
 
 class DecodeFrame:
-    """The slots that decode in a step, ascending; steps share one object while the slots are the same."""
+    """The slots that decode in a step; steps share one object while the slots are the same.
+
+    Slots with more tokens come first. Attention works on rows in this order, so a step does not end with a
+    long row that began last (Graham 1969: longest processing time first).
+    """
 
     __slots__ = ("columns", "positions", "rows", "slots", "version")
 
@@ -114,6 +118,8 @@ class DecodeBatch:
         if self._dirty:
             self._dirty = False
             rows = self._active.nonzero()[0]
+            # All requests of the batch grow alike, so their order stays.
+            rows = rows[np.argsort(-self._lengths[rows], kind="stable")]
             slots = rows.astype(np.int32)
             # A slot is reused only after a launch without it, so equal slots mean equal requests.
             before = self._launched.slots

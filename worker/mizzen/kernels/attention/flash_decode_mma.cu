@@ -42,8 +42,10 @@ flash_decode_mma(const unsigned short* q, const unsigned short* q_scales, const 
     const int last = length - FUSED_QKV;  // with FUSED_QKV, the newest token comes from the projection
     const int begin = WINDOW && length > WINDOW ? length - WINDOW : 0;
     const int end = (last + 15) / 16;
-    // Splits without a tile of 16 tokens would only delay the merge.
-    const int splits = max(1, min(most_splits, (end - begin / 16 + WARPS - 1) / WARPS)), step = splits * WARPS;
+    // Splits without a tile of 16 tokens would only delay the merge, and merging takes longer than two more tiles per warp.
+    const bool has_few_tiles = WINDOW && WINDOW / 16 + 1 <= 3 * WARPS;
+    const int useful_splits = has_few_tiles ? 1 : (end - begin / 16 + WARPS - 1) / WARPS;
+    const int splits = max(1, min(most_splits, useful_splits)), step = splits * WARPS;
     if (split >= splits) return;
     int tile = begin / 16 + split * WARPS + warp;  // index of 16 tokens
 
@@ -282,9 +284,10 @@ flash_decode_mma(const unsigned short* q, const unsigned short* q_scales, const 
     __shared__ float2 all_stats[MAX_SPLITS][GQA_GROUP];
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence();  // after the barrier, it orders the stores of the whole block
-        is_last_block = atomicAdd(counters + counter, 1) == splits - 1;
-        __threadfence();
+        // After the barrier, it releases the stores of the whole block, and acquires those of the blocks before.
+        int before;
+        asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counters + counter) : "memory");
+        is_last_block = before == splits - 1;
     }
     __syncthreads();
     if (!is_last_block) return;
