@@ -13,12 +13,18 @@ from attention_kit import SLOTS, CapturedBatch, check_mixed, close, make_kv
 from hopper import WITH_FA3
 
 from mizzen.attention.base import DecodeRows, Geometry, PagedKV, QueryChunk
-from mizzen.attention.flash_attention3 import FlashAttention3
+from mizzen.attention.flash_attention3 import FlashAttention3, FreshPrompts
 from mizzen.attention.flash_decode import FlashDecodeAttention
 from mizzen.attention.reference import ReferenceAttention
 from mizzen.attention.registry import make_attention
 
 pytestmark = WITH_FA3
+WHOLE_PROMPTS = (
+    QueryChunk(slot=3, start=0, count=1),
+    QueryChunk(slot=4, start=0, count=333),
+    QueryChunk(slot=6, start=0, count=1500),
+    QueryChunk(slot=7, start=0, count=16),
+)
 EIGHT_BITS = 0.08
 """Tolerance with an 8-bit cache. Unlike the reference, the kernels also round queries and softmax weights to
 e4m3; each of these two roundings adds an error of about 2.6 %."""
@@ -34,6 +40,40 @@ def test_mixed_batches_equal_the_reference(head_dim: int, groups: int, page: int
     check_mixed(
         FlashAttention3(geometry, kv), geometry, kv, pages, dtype, times=2
     )  # all layers share one schedule of the kernel
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize(("groups", "head_dim"), [(1, 64), (4, 128), (8, 128), (5, 64), (2, 256)])
+def test_prompts_without_a_cached_prefix_equal_the_reference(
+    groups: int, head_dim: int, page: int, sinks: bool
+) -> None:
+    geometry = Geometry(heads=2 * groups, kv_heads=2, head_dim=head_dim, windows=(None, 100), has_sinks=sinks)
+    kv, pages = make_kv(geometry, page, torch.bfloat16)
+    if sinks:
+        kv = replace(kv, sinks=torch.randn(2, geometry.heads, device=kv.device).to(torch.bfloat16))
+    backend = FlashAttention3(geometry, kv)
+    assert isinstance(backend.plan_prefill(WHOLE_PROMPTS, pages), FreshPrompts)
+    check_mixed(backend, geometry, kv, pages, torch.bfloat16, chunks=WHOLE_PROMPTS, times=2)
+
+
+def test_prompts_without_a_cached_prefix_read_the_batch_or_the_cache() -> None:
+    geometry = Geometry(heads=8, kv_heads=2, head_dim=128, windows=(None,))
+    kv, pages = make_kv(geometry, 16, torch.bfloat16)
+    plan = FlashAttention3(geometry, kv).plan_prefill(WHOLE_PROMPTS, pages)
+    tokens = sum(chunk.count for chunk in WHOLE_PROMPTS)
+    qkv = torch.randn(tokens, 12, 128, device="cuda", dtype=torch.bfloat16)
+    q, k, v = qkv.split((8, 2, 2), dim=1)
+    slots = np.repeat([c.slot for c in WHOLE_PROMPTS], [c.count for c in WHOLE_PROMPTS])
+    positions = np.concatenate([np.arange(c.count) for c in WHOLE_PROMPTS])
+    cells = torch.from_numpy(pages.host[slots, positions // 16].astype(np.int64) * 16 + positions % 16).cuda()
+    kv.store(0, cells, k, v)
+    cached, batch = torch.empty(2, *q.shape, device="cuda", dtype=torch.bfloat16)
+    plan(0, q.contiguous(), None, None, cached)
+    kv.keys.fill_(float("nan"))
+    kv.values.fill_(float("nan"))
+    plan(0, q.contiguous(), k, v, batch)
+    close(batch, cached)
 
 
 @pytest.mark.parametrize("groups", [*range(1, 9), 16])

@@ -99,9 +99,14 @@ def test_qk_norm_rope_equals_plain_operations(
         q, k = (F.rms_norm(x, (size,), w.float(), 1e-6) for x, w in zip((q, k), weights, strict=True))
     wanted_keys[cells] = rotate(k, cos, sin).to(dtype)
     wanted_values[cells] = v.to(dtype)
+    raw = qkv.clone()
     close(qk_norm_rope(qkv, weights, 1e-6, cos, sin, cells, keys, values), rotate(q, cos, sin))
     close(keys, wanted_keys)
     assert torch.equal(values, wanted_values)
+    assert torch.equal(qkv, raw)
+    qk_norm_rope(qkv, weights, 1e-6, cos, sin, cells, keys, values, keep_keys=True)
+    raw.view(tokens, -1, size)[:, heads : heads + kv_heads] = keys[cells]
+    assert torch.equal(qkv, raw)
 
 
 def test_decode_inputs_and_page_writes_equal_the_host_computation() -> None:

@@ -27,8 +27,8 @@ PlannedAttention = Callable[[int, torch.Tensor, Any, Any, torch.Tensor], None]
 """Function (layer, q, k, v, out) that computes attention for the decodes or the prefill chunks of a batch.
 
 It reads q [tokens, heads, d] and writes `out` of the same shape. k and v [tokens, kv_heads, d] are the keys
-and values of the same tokens, and are also in the cache already. Both are None if a fused kernel has cached
-them; this happens only on GPUs, where all backends read keys and values from the cache.
+and values of the same tokens, and are also in the cache already. Both may be None on GPUs, where all backends
+can read them from the cache; see `BatchKVAttention`.
 """
 QKNorms = tuple[torch.Tensor, torch.Tensor] | None
 """RMSNorm weights [d] of queries and keys; None for a model without QK norm."""
@@ -316,6 +316,16 @@ class FusedQKVDecode(Protocol):
         ...
 
 
+@runtime_checkable
+class BatchKVAttention(Protocol):
+    """A `PlannedAttention` of chunks that is faster if it gets the keys and values of the batch."""
+
+    @property
+    def reads_batch_kv(self) -> bool:
+        """Whether a fused kernel should leave rotated keys in the batch, beside those in the cache."""
+        ...
+
+
 class StepAttention:
     """Planned attention of one step's mixed batch, called once per layer."""
 
@@ -342,24 +352,23 @@ class StepAttention:
         decode backend does not support it."""
         if prefill is None and isinstance(decode, FusedQKVDecode):
             self.fused_decode = decode.fuse_qkv_prep(slot_mapping)
+        self.reads_batch_kv = isinstance(prefill, BatchKVAttention) and prefill.reads_batch_kv
+        """Whether chunks attend faster to keys and values of the batch."""
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Store k and v [tokens, kv_heads, d], and return the attention of q [tokens, heads, d]."""
         self.kv.store(layer, self.slot_mapping, k, v)
-        out, count = torch.empty(q.shape, dtype=q.dtype, device=q.device), self.decode_count
-        if self.decode is not None:
-            self.decode(layer, q[:count], k[:count], v[:count], out[:count])
-        if self.prefill is not None:
-            self.prefill(layer, q[count:], k[count:], v[count:], out[count:])
-        return out
+        return self.attend_cached(layer, q, k, v)
 
-    def attend_cached(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Return the attention of q [tokens, heads, d], whose KV is already cached; for GPUs only."""
+    def attend_cached(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the attention of q [tokens, heads, d], whose KV is cached; k and v may be None on GPUs."""
         out, count = torch.empty(q.shape, dtype=q.dtype, device=q.device), self.decode_count
-        if self.decode is not None:
-            self.decode(layer, q[:count], None, None, out[:count])
-        if self.prefill is not None:
-            self.prefill(layer, q[count:], None, None, out[count:])
+        for attend, rows in ((self.decode, slice(0, count)), (self.prefill, slice(count, None))):
+            if attend is not None:
+                new_kv = (None, None) if k is None or v is None else (k[rows], v[rows])
+                attend(layer, q[rows], *new_kv, out[rows])
         return out
 
 

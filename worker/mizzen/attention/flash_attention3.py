@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -63,6 +64,48 @@ def flash_window(window: int | None, causal: bool) -> tuple[int, int]:
     return (-1, 0 if causal else -1) if window is None else (window - 1, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class FreshPrompts:
+    """Attention of whole prompts, none of which has a cached prefix.
+
+    The kernel reads keys and values of the batch by TMA, which is 5 to 14 % faster than from pages of 16
+    tokens (for prompts of 8,192 tokens on an H100). Calls without them read the cache.
+    """
+
+    backend: FlashAttention3
+    starts: torch.Tensor
+    """Index of the first token of each prompt, and the end of the last one, int32 [prompts + 1]."""
+    longest: int
+    """Number of tokens of the longest prompt."""
+    cached: PlannedAttention
+    """The same attention, from the cache."""
+    reads_batch_kv: bool = True
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, out: torch.Tensor
+    ) -> None:
+        """Compute attention; see `PlannedAttention`."""
+        if k is None or v is None:
+            self.cached(layer, q, k, v, out)
+            return
+        backend = self.backend
+        backend.prompt_kernel(
+            q,
+            k,
+            v,
+            self.starts,
+            self.starts,
+            self.longest,
+            self.longest,
+            causal=True,
+            window_size=flash_window(backend.geometry.windows[layer], causal=True),
+            softmax_scale=backend.geometry.score_scale,
+            softcap=backend.geometry.softcap or 0.0,
+            sinks=None if backend.sinks is None else backend.sinks[layer],
+            out=out,
+        )
+
+
 class FlashAttention3(AttentionBackend):
     """FlashAttention 3 backend: per layer, one kernel call for all decodes and one for all prefill chunks."""
 
@@ -80,9 +123,13 @@ class FlashAttention3(AttentionBackend):
         super().__init__(geometry, kv)
         if reason := unsupported_reason(geometry, kv):
             raise unsupported_error("attention fa3", reason)
-        from sgl_kernel.flash_attn import flash_attn_with_kvcache, get_scheduler_metadata
+        from sgl_kernel.flash_attn import (
+            flash_attn_varlen_func,
+            flash_attn_with_kvcache,
+            get_scheduler_metadata,
+        )
 
-        self.attention_kernel = flash_attn_with_kvcache
+        self.attention_kernel, self.prompt_kernel = flash_attn_with_kvcache, flash_attn_varlen_func
         self.schedule = get_scheduler_metadata
         paged = (kv.keys.shape[0], -1, kv.page_size, geometry.kv_heads, geometry.head_dim)
         self.keys, self.values = kv.keys.view(paged), kv.values.view(paged)
@@ -241,6 +288,8 @@ class FlashAttention3(AttentionBackend):
         slots: Int32 = np.array([chunk.slot for chunk in chunks], np.int32)
         packed = copy_to_device(np.concatenate([starts, slots, ends]), self.kv.keys.device)
         starts_on_device, slots_on_device, lengths = packed.split([len(starts), len(slots), len(ends)])
-        return self.plan_on_device(
-            starts_on_device, slots_on_device, lengths, pages.device, int(counts.max())
-        )
+        longest = int(counts.max())
+        cached = self.plan_on_device(starts_on_device, slots_on_device, lengths, pages.device, longest)
+        if self.kv.quantized or any(chunk.start for chunk in chunks):
+            return cached  # quantized keys must be read as later steps will read them
+        return FreshPrompts(self, starts_on_device, longest, cached)

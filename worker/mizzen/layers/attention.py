@@ -148,10 +148,10 @@ class SelfAttention:
                 out = qkv.new_empty(len(qkv), self.heads, self.head_dim)
                 fused_decode(self.layer, qkv, self.norms, self.epsilon, cos, sin, out)
                 return out
-            q = self.prepare_qkv(qkv, cos, sin, context.attend)
+            q, k, v = self.prepare_qkv(qkv, cos, sin, context.attend)
             if context.query_factors is not None:
                 q.mul_(context.query_factors)
-            return context.attend.attend_cached(self.layer, q)
+            return context.attend.attend_cached(self.layer, q, k, v)
         heads = qkv.view(len(qkv), -1, self.head_dim)
         rotated, v = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if self.qk_norm is not None and not self.norm_after_rope:
@@ -171,9 +171,20 @@ class SelfAttention:
 
     def prepare_qkv(
         self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: StepAttention
-    ) -> torch.Tensor:
-        """Apply QK norm and RoPE and store KV in one kernel; return the queries [tokens, heads, head_dim]."""
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Apply QK norm and RoPE and store KV in one kernel.
+
+        Returns:
+            Queries [tokens, heads, head_dim], and the keys and values [tokens, kv_heads, head_dim] for the
+            attention; None if it reads those in the cache.
+        """
         from mizzen.kernels.attention.qk_norm_rope import qk_norm_rope
 
-        keys, values = attend.kv.keys[self.layer], attend.kv.values[self.layer]
-        return qk_norm_rope(qkv, self.norms, self.epsilon, cos, sin, attend.slot_mapping, keys, values)
+        keys, values, keeps = attend.kv.keys[self.layer], attend.kv.values[self.layer], attend.reads_batch_kv
+        q = qk_norm_rope(
+            qkv, self.norms, self.epsilon, cos, sin, attend.slot_mapping, keys, values, keep_keys=keeps
+        )
+        if not keeps:
+            return q, None, None
+        k, v = qkv.view(len(qkv), -1, self.head_dim)[:, self.heads :].split(self.kv_heads, dim=1)
+        return q, k, v

@@ -16,7 +16,7 @@ HEADS_A_PROGRAM = 8
 def _prepare_heads_kernel(
     qkv, q_weight, k_weight, cos, sin, slot_mapping, q_out, keys, values, epsilon,
     Q: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
-    HEADS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    KEEP_KEYS: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
@@ -54,6 +54,10 @@ def _prepare_heads_kernel(
     k_into = keys + (cell * KV + head - Q) * size + column
     tl.store(k_into, first.to(keys.dtype.element_ty), inside & is_k)
     tl.store(k_into + HALF, second.to(keys.dtype.element_ty), inside & is_k)
+    if KEEP_KEYS:
+        tl.debug_barrier()  # several threads may have loaded the same keys
+        tl.store(source, first.to(qkv.dtype.element_ty), inside & is_k)
+        tl.store(source + HALF, second.to(qkv.dtype.element_ty), inside & is_k)
 
 
 def qk_norm_rope(
@@ -65,6 +69,8 @@ def qk_norm_rope(
     slot_mapping: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
+    *,
+    keep_keys: bool = False,
 ) -> torch.Tensor:
     """Normalise and rotate queries and keys, store keys and values, and return the queries.
 
@@ -77,6 +83,7 @@ def qk_norm_rope(
         slot_mapping: KV slots of the tokens, int64 [tokens].
         keys: Key cache of one layer, [KV slots, kv_heads, head_dim], contiguous.
         values: Value cache of the layer, of the same shape.
+        keep_keys: Whether the keys also replace those in `qkv`.
 
     Returns:
         The queries [tokens, heads, head_dim], with the dtype of `qkv`.
@@ -90,7 +97,7 @@ def qk_norm_rope(
     _prepare_heads_kernel[(tokens, triton.cdiv(total, together))](
         qkv, q_weight, k_weight, cos, sin, slot_mapping, q, keys, values, epsilon,
         Q=heads, KV=kv_heads, HALF=size // 2, NORM=norms is not None,
-        HEADS=together, BLOCK=triton.next_power_of_2(size // 2), num_warps=2,
+        KEEP_KEYS=keep_keys, HEADS=together, BLOCK=triton.next_power_of_2(size // 2), num_warps=2,
         **pdl_launch_options(q),
     )  # fmt: skip
     return q

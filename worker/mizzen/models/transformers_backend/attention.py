@@ -172,7 +172,7 @@ class PagedLayer:
             return out
         keys, values = attend.kv.keys[self.layer], attend.kv.values[self.layer]
         q = qk_norm_rope(qkv, None, 0.0, cosines, sines, attend.slot_mapping, keys, values)
-        return attend.attend_cached(self.layer, q)
+        return attend.attend_cached(self.layer, q, None, None)
 
 
 def merge_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
