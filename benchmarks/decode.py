@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -37,6 +38,7 @@ from common_parts.gpu import (
 )
 from common_parts.kernel_delays import print_kernels, read_events, times_by_kernel
 from common_parts.layer_timeline import layer_timeline, print_timeline
+from common_parts.limits import Limits
 from common_parts.tables import Table
 from torch.profiler import ProfilerActivity, profile
 
@@ -122,41 +124,82 @@ def profile_step(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) 
     return read_events(trace.export_chrome_trace)
 
 
+def measure_steps(
+    llm: LLM,
+    limits: Limits,
+    table: Table,
+    *,
+    batches: Sequence[int],
+    context: int,
+    rounds: int,
+    sampling: SamplingParams,
+    long: int | None = None,
+    profiled: bool = False,
+) -> dict[int, dict[str, Any]]:
+    """Measure the decode step of each batch size; return the figures by batch size.
+
+    Args:
+        llm: the engine; at least the largest batch can run at once.
+        limits: its limits.
+        table: the table that gets the rows.
+        batches: numbers of rows that decode together.
+        context: tokens of a prompt.
+        rounds: number of rounds, whose median counts.
+        sampling: sampling parameters of all requests, with `LAST` + 2 tokens.
+        long: tokens of the prompt of the first row; by default `context`.
+        profiled: whether to report the times of kernels.
+    """
+    results: dict[int, dict[str, Any]] = {}
+    rng, largest = np.random.default_rng(0), max(batches)
+    highest = min(limits.config.vocab_size, 10000)
+    prompts = list(rng.integers(0, highest, (largest, context)).astype(np.int32))
+    if long:
+        prompts[0] = rng.integers(0, highest, long).astype(np.int32)
+    once = SamplingParams(max_tokens=1, ignore_eos=True)
+    for rid, prompt in enumerate(prompts):
+        llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=once))
+    drain(llm, f"prompts of {context} tokens")
+    for batch in batches:
+        times = [step_seconds(llm, prompts[:batch], sampling) for _ in range(rounds)]
+        middle = sum(map(len, prompts[:batch])) / batch + (FIRST + LAST) / 2
+        took, least = median(times), limits.decode(batch, middle)
+        with_sums = least + limits.collectives(batch, batch)
+        shown = limits.gpus > 1 and not math.isnan(with_sums)
+        note = f"{with_sums * 1e3:.2f} with collectives: {with_sums / took:.0%}" if shown else ""
+        steps = [seconds * 1e3 for seconds in times]
+        share = table.row(f"decode step, batch {batch}", steps, least * 1e3, "ms", note)
+        results[batch] = {"ms": took * 1e3, "limit_ms": least * 1e3, "share": share}
+        results[batch] |= {"limit_with_collectives_ms": with_sums * 1e3}
+        if profiled:
+            events = profile_step(llm, prompts[:batch], sampling)
+            kernels = times_by_kernel(events, PROFILED)
+            results[batch]["kernels"] = {name: asdict(part) for name, part in kernels.items()}
+            print_kernels(kernels)
+            print_timeline(layer_timeline(events, limits.config.layers, PROFILED))
+    return results
+
+
+def make_sampling(temperature: float, feature: str = "nothing") -> SamplingParams:
+    """Return the sampling parameters of a batch that uses one of `FEATURES`."""
+    return SamplingParams(temperature=temperature, max_tokens=LAST + 2, ignore_eos=True, **FEATURES[feature])
+
+
 def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
     """Measure the decode step of each batch size."""
     largest = max(args.batch)
-    results: dict[int, dict[str, Any]] = {}
-    sampling = SamplingParams(
-        temperature=args.temperature, max_tokens=LAST + 2, ignore_eos=True, **FEATURES[args.ask]
-    )
     with load(args, max_running_requests=largest, cuda_graph_max_batch=largest) as (llm, limits):
-        rng = np.random.default_rng(0)
-        highest = min(limits.config.vocab_size, 10000)
-        prompts = list(rng.integers(0, highest, (largest, args.context)).astype(np.int32))
-        if args.long:
-            prompts[0] = rng.integers(0, highest, args.long).astype(np.int32)
-        once = SamplingParams(max_tokens=1, ignore_eos=True)
-        for rid, prompt in enumerate(prompts):
-            llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=once))
-        drain(llm, f"prompts of {args.context} tokens")
-        for batch in args.batch:
-            rounds = [step_seconds(llm, prompts[:batch], sampling) for _ in range(args.rounds)]
-            context = sum(map(len, prompts[:batch])) / batch + (FIRST + LAST) / 2
-            took, least = median(rounds), limits.decode(batch, context)
-            with_sums = least + limits.collectives(batch, batch)
-            shown = limits.gpus > 1 and not math.isnan(with_sums)
-            note = f"{with_sums * 1e3:.2f} with collectives: {with_sums / took:.0%}" if shown else ""
-            steps = [seconds * 1e3 for seconds in rounds]
-            share = table.row(f"decode step, batch {batch}", steps, least * 1e3, "ms", note)
-            results[batch] = {"ms": took * 1e3, "limit_ms": least * 1e3, "share": share}
-            results[batch] |= {"limit_with_collectives_ms": with_sums * 1e3}
-            if args.profile:
-                events = profile_step(llm, prompts[:batch], sampling)
-                kernels = times_by_kernel(events, PROFILED)
-                results[batch]["kernels"] = {name: asdict(part) for name, part in kernels.items()}
-                print_kernels(kernels)
-                print_timeline(layer_timeline(events, limits.config.layers, PROFILED))
-        return {"steps": results, **print_startup(llm)}
+        steps = measure_steps(
+            llm,
+            limits,
+            table,
+            batches=args.batch,
+            context=args.context,
+            rounds=args.rounds,
+            sampling=make_sampling(args.temperature, args.ask),
+            long=args.long,
+            profiled=args.profile,
+        )
+        return {"steps": steps, **print_startup(llm)}
 
 
 def main() -> None:

@@ -118,23 +118,51 @@ def note_of(limits: Limits, seconds: list[float], least: float, communication: f
     return note
 
 
+def measure_rounds(
+    llm: LLM,
+    limits: Limits,
+    table: Table,
+    *,
+    prompts: list[int],
+    outputs: list[int],
+    running: int,
+    rounds: int,
+) -> dict[str, Any]:
+    """Run the workload once to warm up, then once per round; return the figures.
+
+    Args:
+        llm: the engine; `running` requests can run at once.
+        limits: its limits.
+        table: the table that gets the row.
+        prompts: tokens of each prompt.
+        outputs: tokens of each output.
+        running: maximum number of requests that run together.
+        rounds: number of rounds, whose median counts.
+    """
+    check_room(llm, prompts, outputs)
+    answer(llm, prompts, outputs, seed=rounds)
+    seconds = [answer(llm, prompts, outputs, seed) for seed in range(rounds)]
+    least, communication = limit(limits, prompts, outputs, running)
+    rates, best = [sum(outputs) / took for took in seconds], sum(outputs) / least
+    note = note_of(limits, seconds, least, communication)
+    together = "at once" if running == len(prompts) else f"({running} at once)"
+    share = table.row(f"{len(prompts)} requests {together}", rates, best, "tok/s", note)
+    with_collectives = sum(outputs) / (least + communication)
+    return {
+        "seconds": seconds, "tokens_per_second": median(rates), "limit": best, "share": share,
+        "limit_with_collectives": with_collectives,
+    }  # fmt: skip
+
+
 def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
     """Run the workload once to warm up, then once per round."""
     prompts, outputs = lengths(args)
     running = min(args.batch, args.running or args.batch)
     with load(args, max_running_requests=running) as (llm, limits):
-        check_room(llm, prompts, outputs)
-        answer(llm, prompts, outputs, seed=args.rounds)
-        seconds = [answer(llm, prompts, outputs, seed) for seed in range(args.rounds)]
-        least, communication = limit(limits, prompts, outputs, running)
-        rates, best = [sum(outputs) / took for took in seconds], sum(outputs) / least
-        note = note_of(limits, seconds, least, communication)
-        together = "at once" if running == args.batch else f"({running} at once)"
-        share = table.row(f"{args.batch} requests {together}", rates, best, "tok/s", note)
-        return {
-            "seconds": seconds, "tokens_per_second": median(rates), "limit": best, "share": share,
-            "limit_with_collectives": sum(outputs) / (least + communication), **print_startup(llm),
-        }  # fmt: skip
+        figures = measure_rounds(
+            llm, limits, table, prompts=prompts, outputs=outputs, running=running, rounds=args.rounds
+        )
+        return figures | print_startup(llm)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from common_parts.engine_options import parse_checked_args
 from common_parts.gpu import benchmark_parser, drain, load, median, print_startup, run
 from common_parts.kernel_delays import print_kernels, read_events, times_by_kernel
 from common_parts.layer_timeline import layer_timeline, print_timeline
+from common_parts.limits import Limits
 from common_parts.tables import Table
 from torch.profiler import ProfilerActivity, profile
 
@@ -69,29 +71,48 @@ def parse_prompts(text: str) -> Prompts:
     return Prompts(int(count), int(size))
 
 
+def measure_prompts(
+    llm: LLM, limits: Limits, table: Table, *, works: Sequence[Prompts], rounds: int, profiled: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Measure each workload; return the figures by workload.
+
+    Args:
+        llm: the engine.
+        limits: its limits.
+        table: the table that gets the rows.
+        works: the workloads.
+        rounds: number of rounds, whose median counts.
+        profiled: whether to report the times of kernels.
+    """
+    results: dict[str, dict[str, Any]] = {}
+    for seed, work in enumerate(works):
+        count, length = work
+        prefill(llm, count, length, seed)  # lets the GEMMs select their kernels
+        seconds = [prefill(llm, count, length, 1000 * (seed + 1) + i) for i in range(rounds)]
+        took, least = median(seconds), limits.prefill(*[length] * count)
+        rate, times = count * length / took, [each * 1e3 for each in seconds]
+        share = table.row(str(work), times, least * 1e3, "ms", f"{rate:,.0f} tokens/s")
+        figures = {"ms": took * 1e3, "limit_ms": least * 1e3, "share": share, "tokens_per_second": rate}
+        results[str(work)] = figures
+        if profiled:
+            with profile(activities=[ProfilerActivity.CUDA]) as trace:
+                prefill(llm, count, length, 1000 * (seed + 1) + rounds)
+                torch.cuda.synchronize()
+            events = read_events(trace.export_chrome_trace)
+            kernels = times_by_kernel(events, 1)
+            figures["kernels"] = {name: asdict(part) for name, part in kernels.items()}
+            print_kernels(kernels)
+            print_timeline(layer_timeline(events, limits.config.layers, 1))
+    return results
+
+
 def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
     """Measure each workload."""
-    results = {}
     with load(args, max_running_requests=64, cuda_graph_max_batch=1) as (llm, limits):
-        for seed, work in enumerate(args.work):
-            count, length = work
-            prefill(llm, count, length, seed)  # lets the GEMMs select their kernels
-            rounds = [prefill(llm, count, length, 1000 * (seed + 1) + i) for i in range(args.rounds)]
-            took, least = median(rounds), limits.prefill(*[length] * count)
-            rate, times = count * length / took, [seconds * 1e3 for seconds in rounds]
-            share = table.row(str(work), times, least * 1e3, "ms", f"{rate:,.0f} tokens/s")
-            figures = {"ms": took * 1e3, "limit_ms": least * 1e3, "share": share, "tokens_per_second": rate}
-            results[str(work)] = figures
-            if args.profile:
-                with profile(activities=[ProfilerActivity.CUDA]) as trace:
-                    prefill(llm, count, length, 1000 * (seed + 1) + args.rounds)
-                    torch.cuda.synchronize()
-                events = read_events(trace.export_chrome_trace)
-                kernels = times_by_kernel(events, 1)
-                figures["kernels"] = {name: asdict(part) for name, part in kernels.items()}
-                print_kernels(kernels)
-                print_timeline(layer_timeline(events, limits.config.layers, 1))
-        return {"prefill": results, **print_startup(llm)}
+        figures = measure_prompts(
+            llm, limits, table, works=args.work, rounds=args.rounds, profiled=args.profile
+        )
+        return {"prefill": figures, **print_startup(llm)}
 
 
 def main() -> None:
