@@ -10,8 +10,9 @@ import sys
 import pytest
 
 PROGRAMS = [
-    "allreduce", "attention", "decode", "experts", "gpu_all", "grammar", "mixed", "offline", "pooling.embed",
-    "pooling.shared_prefixes", "prefill", "prefix", "products", "shape_folder", "startup",
+    "allreduce", "attention", "decode", "experts", "gpu_all", "grammar", "mixed", "offline",
+    "one_model.figures", "pooling.embed", "pooling.shared_prefixes", "prefill", "prefix", "products",
+    "shape_folder", "startup",
 ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import startup
 from common_parts import gpu, mixed_step
 from common_parts.engine_options import parse_checked_args
 from common_parts.tables import Table
+from one_model import figures
 from startup import Start, label_phases
 
 
@@ -32,6 +33,16 @@ def test_a_warm_up_round_with_other_prompts_precedes_the_measured_rounds(
     assert seeds == [2, 0, 1]
     assert figures["seconds"] == [2.0, 3.0]
     assert table.rows[0]["rounds"] == [6 / 2, 6 / 3]
+
+
+def test_one_engine_gives_the_figures_of_three_benchmarks(measured: Any) -> None:
+    table, results = measured(figures, "--batch=2", "--context=40", "--work=2x24", "--requests=3")
+    works = ["2x24", "decode step, batch 2", "3 requests at once"]
+    assert [row["work"] for row in table.rows] == works
+    assert all(len(row["rounds"]) == 2 and row["figure"] > 0 for row in table.rows)
+    assert results["prefill"].keys() == {"2x24"} and results["decode"].keys() == {2}
+    table, _ = measured(figures, "--batch=1", "--context=40", "--parts", "decode")
+    assert [row["work"] for row in table.rows] == ["decode step, batch 1"]
 
 
 def test_several_hits_at_once_are_labelled_and_not_compared_with_one_miss(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main figures of one model from one engine: prompts, decode steps and offline throughput.
 
-    python benchmarks/models/figures.py --shape qwen3-8b [--parts prefill decode offline] [--json]
+    python benchmarks/one_model/figures.py --shape qwen3-8b [--parts prefill decode offline] [--json]
 
 The figures are those of `prefill.py`, `decode.py` and `offline.py`. Here all of them come from one engine
 with its default graphs, so that large models are loaded once.
