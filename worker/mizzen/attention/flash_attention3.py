@@ -66,7 +66,7 @@ def flash_window(window: int | None, causal: bool) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class FreshPrompts:
-    """Attention of whole prompts, none of which has a cached prefix.
+    """Attention of whole prompts without cached prefixes.
 
     The kernel reads keys and values of the batch by TMA, which is 5 to 14 % faster than from pages of 16
     tokens (for prompts of 8,192 tokens on an H100). Calls without them read the cache.
