@@ -71,7 +71,7 @@ def draw_timeline(kernels: list[LayerKernel]) -> list[str]:
 
 
 def print_timeline(kernels: list[LayerKernel]) -> None:
-    """Print when the kernels of a layer run; nothing if there are none."""
+    """Print when the kernels of a layer run; an empty list prints nothing."""
     if kernels:
         print(
             "  one layer: start and end of each kernel in us; `-` is before the end of the kernel before it"
