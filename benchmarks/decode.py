@@ -124,6 +124,32 @@ def profile_step(llm: LLM, prompts: list[np.ndarray], sampling: SamplingParams) 
     return read_events(trace.export_chrome_trace)
 
 
+def cache_prompts(
+    llm: LLM, limits: Limits, count: int, context: int, long: int | None = None
+) -> list[np.ndarray]:
+    """Make `count` random prompts of `context` tokens, the first one of `long` tokens, and cache them."""
+    rng, highest = np.random.default_rng(0), min(limits.config.vocab_size, 10000)
+    prompts = list(rng.integers(0, highest, (count, context)).astype(np.int32))
+    if long:
+        prompts[0] = rng.integers(0, highest, long).astype(np.int32)
+    once = SamplingParams(max_tokens=1, ignore_eos=True)
+    for rid, prompt in enumerate(prompts):
+        llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=once))
+    drain(llm, f"prompts of {context} tokens")
+    return prompts
+
+
+def report_kernels(
+    llm: LLM, limits: Limits, prompts: list[np.ndarray], sampling: SamplingParams
+) -> dict[str, dict[str, float]]:
+    """Profile steps of cached prompts, print the times of kernels and a timeline, and return the times."""
+    events = profile_step(llm, prompts, sampling)
+    kernels = times_by_kernel(events, PROFILED)
+    print_kernels(kernels)
+    print_timeline(layer_timeline(events, limits.config.layers, PROFILED))
+    return {name: asdict(part) for name, part in kernels.items()}
+
+
 def measure_steps(
     llm: LLM,
     limits: Limits,
@@ -150,15 +176,7 @@ def measure_steps(
         profiled: whether to report the times of kernels.
     """
     results: dict[int, dict[str, Any]] = {}
-    rng, largest = np.random.default_rng(0), max(batches)
-    highest = min(limits.config.vocab_size, 10000)
-    prompts = list(rng.integers(0, highest, (largest, context)).astype(np.int32))
-    if long:
-        prompts[0] = rng.integers(0, highest, long).astype(np.int32)
-    once = SamplingParams(max_tokens=1, ignore_eos=True)
-    for rid, prompt in enumerate(prompts):
-        llm.engine.submit(Request(rid=rid, prompt=prompt, sampling=once))
-    drain(llm, f"prompts of {context} tokens")
+    prompts = cache_prompts(llm, limits, max(batches), context, long)
     for batch in batches:
         times = [step_seconds(llm, prompts[:batch], sampling) for _ in range(rounds)]
         middle = sum(map(len, prompts[:batch])) / batch + (FIRST + LAST) / 2
@@ -171,11 +189,7 @@ def measure_steps(
         results[batch] = {"ms": took * 1e3, "limit_ms": least * 1e3, "share": share}
         results[batch] |= {"limit_with_collectives_ms": with_sums * 1e3}
         if profiled:
-            events = profile_step(llm, prompts[:batch], sampling)
-            kernels = times_by_kernel(events, PROFILED)
-            results[batch]["kernels"] = {name: asdict(part) for name, part in kernels.items()}
-            print_kernels(kernels)
-            print_timeline(layer_timeline(events, limits.config.layers, PROFILED))
+            results[batch]["kernels"] = report_kernels(llm, limits, prompts[:batch], sampling)
     return results
 
 

@@ -71,6 +71,18 @@ def parse_prompts(text: str) -> Prompts:
     return Prompts(int(count), int(size))
 
 
+def report_kernels(llm: LLM, limits: Limits, work: Prompts, seed: int) -> dict[str, dict[str, float]]:
+    """Profile a workload, print the times of kernels and a timeline, and return the times."""
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        prefill(llm, work.count, work.length, seed)
+        torch.cuda.synchronize()
+    events = read_events(trace.export_chrome_trace)
+    kernels = times_by_kernel(events, 1)
+    print_kernels(kernels)
+    print_timeline(layer_timeline(events, limits.config.layers, 1))
+    return {name: asdict(part) for name, part in kernels.items()}
+
+
 def measure_prompts(
     llm: LLM, limits: Limits, table: Table, *, works: Sequence[Prompts], rounds: int, profiled: bool = False
 ) -> dict[str, dict[str, Any]]:
@@ -95,14 +107,7 @@ def measure_prompts(
         figures = {"ms": took * 1e3, "limit_ms": least * 1e3, "share": share, "tokens_per_second": rate}
         results[str(work)] = figures
         if profiled:
-            with profile(activities=[ProfilerActivity.CUDA]) as trace:
-                prefill(llm, count, length, 1000 * (seed + 1) + rounds)
-                torch.cuda.synchronize()
-            events = read_events(trace.export_chrome_trace)
-            kernels = times_by_kernel(events, 1)
-            figures["kernels"] = {name: asdict(part) for name, part in kernels.items()}
-            print_kernels(kernels)
-            print_timeline(layer_timeline(events, limits.config.layers, 1))
+            figures["kernels"] = report_kernels(llm, limits, work, 1000 * (seed + 1) + rounds)
     return results
 
 

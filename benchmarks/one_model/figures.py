@@ -4,7 +4,8 @@
     python benchmarks/one_model/figures.py --shape qwen3-8b [--parts prefill decode offline] [--json]
 
 The figures are those of `prefill.py`, `decode.py` and `offline.py`. Here all of them come from one engine
-with its default graphs, so that large models are loaded once.
+with its default graphs, so that large models are loaded once. `--profile` then reports the times of kernels,
+after all figures are measured.
 """
 
 from __future__ import annotations
@@ -16,15 +17,35 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import decode
 import offline
+import prefill
 from common_parts.arguments import positive
 from common_parts.engine_options import parse_checked_args
 from common_parts.gpu import benchmark_parser, load, print_startup, run
+from common_parts.limits import Limits
 from common_parts.tables import Table
-from decode import CACHED, make_sampling, measure_steps
+from decode import CACHED, cache_prompts, make_sampling, measure_steps
 from prefill import Prompts, measure_prompts, parse_prompts
 
+from mizzen import LLM
+
 PARTS = ("prefill", "decode", "offline")
+
+
+def report(llm: LLM, limits: Limits, args: argparse.Namespace, figures: dict[str, Any]) -> None:
+    """Profile prompts and decode steps, print the times of kernels, and add them to the figures."""
+    if "prefill" in figures:
+        for work in args.work:
+            print(f"prompts {work}:")
+            kernels = prefill.report_kernels(llm, limits, work, 1)
+            figures["prefill"][str(work)]["kernels"] = kernels
+    if "decode" in figures:
+        prompts = cache_prompts(llm, limits, max(args.batch), args.context)
+        for batch in args.batch:
+            print(f"decode step, batch {batch}:")
+            kernels = decode.report_kernels(llm, limits, prompts[:batch], make_sampling(0.6))
+            figures["decode"][batch]["kernels"] = kernels
 
 
 def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
@@ -35,9 +56,7 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     with load(args, max_running_requests=running) as (llm, limits):
         if "prefill" in args.parts:
-            figures["prefill"] = measure_prompts(
-                llm, limits, table, works=args.work, rounds=args.rounds, profiled=args.profile
-            )
+            figures["prefill"] = measure_prompts(llm, limits, table, works=args.work, rounds=args.rounds)
         if "decode" in args.parts:
             figures["decode"] = measure_steps(
                 llm,
@@ -47,7 +66,6 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
                 context=args.context,
                 rounds=args.rounds,
                 sampling=make_sampling(0.6),
-                profiled=args.profile,
             )
         if "offline" in args.parts:
             figures["offline"] = offline.measure_rounds(
@@ -59,6 +77,8 @@ def measure(args: argparse.Namespace, table: Table) -> dict[str, Any]:
                 running=len(prompts),
                 rounds=args.rounds,
             )
+        if args.profile:
+            report(llm, limits, args, figures)
         return figures | print_startup(llm)
 
 
