@@ -14,6 +14,7 @@ from mizzen.kernels.experts.align import AlignedPairs, align_pairs
 from mizzen.kernels.experts.few_rows import down_rows, gate_up_rows
 from mizzen.kernels.experts.gate import KINDS, Gate
 from mizzen.kernels.experts.grouped_gemm import down_grouped, gate_up_grouped
+from mizzen.kernels.experts.route import MAX_TOKENS, RouterKernel
 from mizzen.kernels.experts.router import LOGITS_ROWS, RoutingRules, choose_experts, router_logits
 from mizzen.kernels.experts.weighted_sum import sum_pairs
 from mizzen.kernels.launch import has_wgmma
@@ -235,7 +236,7 @@ class KernelProduct(PlannedProduct):
 
 
 class KernelRouter:
-    """Chooses experts in one launch after the logits; the result is that of an `ExpertRouter`."""
+    """Chooses experts in one launch, or in one after the logits; the result is that of an `ExpertRouter`."""
 
     def __init__(self, router: ExpertRouter, held: slice | None = None) -> None:
         """Take weights and rules of `router`.
@@ -245,12 +246,24 @@ class KernelRouter:
         """
         self.router, self.config, self.held = router, router.config, held
         self.rules = make_rules(router)
+        self.kernel: RouterKernel | None = None
+        """The kernel for all of it, if it supports the router."""
+        if RouterKernel.supports(router.weight, self.rules, router.logit_bias, router.bias):
+            self.kernel = RouterKernel(
+                router.weight,
+                self.rules,
+                held or slice(0, self.rules.count),
+                logit_bias=router.logit_bias,
+                correction=router.bias,
+            )
 
     def __call__(
         self, x: torch.Tensor, live: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Choose the experts of x [tokens, hidden]; see `ExpertRouter` and `choose_experts`."""
         router = self.router
+        if self.kernel is not None and x.dtype == torch.bfloat16 and len(x) <= MAX_TOKENS:
+            return self.kernel(x.contiguous(), live)
         if len(x) <= LOGITS_ROWS:
             logits, logit_bias = router_logits(x.contiguous(), router.weight), router.logit_bias
         else:
@@ -267,7 +280,9 @@ class KernelRouter:
     def compile(self, dtype: torch.dtype) -> None:
         """Compile the kernels for small and large batches of a data type, with and without padding."""
         weight = self.router.weight
-        for rows in (1, LOGITS_ROWS + 1):
+        if self.kernel is not None and not self.kernel.can_compile():
+            self.kernel = None
+        for rows in (1, LOGITS_ROWS + 1) if self.kernel is None else (MAX_TOKENS + 1,):
             x = weight.new_zeros(rows, weight.shape[1], dtype=dtype)
             for live in (None, torch.ones(rows, dtype=torch.bool, device=x.device)):
                 self(x, live)
