@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from mizzen.kernels.experts.coded_mma import CodedMmaTile
+from mizzen.kernels.experts.few_mma import FewMmaTile
 from mizzen.layers.activation import ActivationFunction, ClampedSwiGLU
 from mizzen.layers.context import BuildContext
 from mizzen.layers.experts.biases import ExpertBiases
 from mizzen.layers.experts.coded_kernel_plans import CODED_PLANS
 from mizzen.layers.experts.coded_kernel_product import CodedKernelProduct
-from mizzen.layers.experts.kernel_plans import CodedMma
+from mizzen.layers.experts.kernel_plans import CodedMma, FewMma
 from mizzen.layers.quantized.canonical import Codes
 from mizzen.models.block import Activation
 from random_weights import make_experts, sum_by_loop
@@ -28,19 +29,41 @@ pytestmark = [
     pytest.mark.usefixtures("poisoned_buffers"),
 ]
 EXPERTS, PER_TOKEN = 5, 2
-SIZES = {"e2m1": (1472, 1312), "uint4": (1408, 1280), "uint4-zeros": (640, 128)}
-"""Hidden size and width by format; 1,472 and 1,312 columns end within a block of 128, and stages in shared
-memory are used more than once."""
+SIZES = {
+    "e2m1": (1472, 1312),
+    "uint4": (1408, 1280),
+    "uint4-zeros": (640, 128),
+    "e4m3": (1472, 1344),
+    "e4m3-rows": (1472, 1344),
+}
+"""Hidden size and width by format; the columns of most end within a block of 128, and stages in shared memory
+are used more than once."""
 KINDS: dict[str, dict[str, Any]] = {
     "e2m1": {"codes": Codes.E2M1},
     "uint4": {"codes": Codes.UINT4, "column_step": 128, "dtype": torch.bfloat16},
     "uint4-zeros": {"codes": Codes.UINT4, "column_step": 128, "zeros": True, "dtype": torch.float16},
+    "e4m3": {"codes": Codes.E4M3, "row_step": 64, "column_step": 128},
+    "e4m3-rows": {"codes": Codes.E4M3, "dtype": torch.bfloat16},
 }
-TILES = {str(tiles): tiles for plan in CODED_PLANS.values() for _, tiles in plan.coded_mma} | {
+PLANNED: dict[Codes, dict[str, CodedMma | FewMma]] = {
+    format_.codes: {str(tiles): tiles for _, tiles in plan.coded_mma} for format_, plan in CODED_PLANS.items()
+}
+TILES: dict[str, CodedMma | FewMma] = {
     "one": CodedMma(CodedMmaTile(1, 1, 2, 2, 2, 3, 2), CodedMmaTile(1, 2, 1, 4, 1, 2, 2)),
     "four": CodedMma(CodedMmaTile(4, 2, 4, 1, 2, 3, 2), CodedMmaTile(3, 2, 8, 1, 2, 2, 1)),
     "eight": CodedMma(CodedMmaTile(8, 1, 4, 1, 4, 2, 2), CodedMmaTile(8, 1, 2, 1, 1, 4, 2)),
+    "tiles": CodedMma(CodedMmaTile(2, 1, 4, 1, 2, 2, 4), CodedMmaTile(1, 1, 4, 1, 1, 3, 3, 4)),
+    "few": FewMma(FewMmaTile(6, 8, 4, 1), FewMmaTile(1, 8, 9, 1)),
+    "few parts": FewMma(FewMmaTile(3, 4, 2, 1), FewMmaTile(2, 6, 3, 1)),
 }
+VARIANTS = [
+    (kind, name)
+    for kind in SIZES
+    for name, tiles in (PLANNED[KINDS[kind]["codes"]] | TILES).items()
+    if "e4m3" in kind or isinstance(tiles, CodedMma)
+]
+for tiles_ in PLANNED.values():
+    TILES |= tiles_
 
 
 def normal(*shape: int, seed: int) -> torch.Tensor:
@@ -71,7 +94,12 @@ def choose(tokens: int) -> torch.Tensor:
 
 
 def run(
-    weights: Any, gate: Any, tiles: CodedMma, x: torch.Tensor, chosen: torch.Tensor, factors: torch.Tensor
+    weights: Any,
+    gate: Any,
+    tiles: CodedMma | FewMma,
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    factors: torch.Tensor,
 ) -> torch.Tensor:
     library: Any = None
     plan: Any = None
@@ -91,10 +119,9 @@ def make_batch(weights: Weights, tokens: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 40, 400])
-@pytest.mark.parametrize("tiles", TILES)
-@pytest.mark.parametrize("kind", SIZES)
+@pytest.mark.parametrize(("kind", "tiles"), VARIANTS)
 def test_sums_equal_a_plain_loop(kind: str, tiles: str, tokens: int) -> None:
-    biased = kind == "e2m1"
+    biased = kind in ("e2m1", "e4m3")
     weights, gate = Weights(kind, biased=biased), ClampedSwiGLU(0.5, 1.702) if biased else silu()
     batch = make_batch(weights, tokens)
     expected = sum_by_loop(weights, gate, *batch) + batch[0].double()
@@ -103,8 +130,7 @@ def test_sums_equal_a_plain_loop(kind: str, tiles: str, tokens: int) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=0.02, atol=0.02 * scale)
 
 
-@pytest.mark.parametrize("tiles", TILES)
-@pytest.mark.parametrize("kind", SIZES)
+@pytest.mark.parametrize(("kind", "tiles"), VARIANTS)
 def test_a_row_has_the_same_result_in_any_batch(kind: str, tiles: str) -> None:
     weights = Weights(kind)
     batch = make_batch(weights, 90)
@@ -116,9 +142,9 @@ def test_a_row_has_the_same_result_in_any_batch(kind: str, tiles: str) -> None:
         assert torch.equal(run(weights, silu(), TILES[tiles], x, chosen, factors), whole[-tokens:])
 
 
-@pytest.mark.parametrize("tiles", TILES)
-def test_experts_of_other_ranks_contribute_nothing(tiles: str) -> None:
-    weights = Weights("e2m1", biased=True)
+@pytest.mark.parametrize(("kind", "tiles"), VARIANTS)
+def test_experts_of_other_ranks_contribute_nothing(kind: str, tiles: str) -> None:
+    weights = Weights(kind, biased=True)
     x, chosen, factors = make_batch(weights, 4)
     chosen[1:3] = EXPERTS
     chosen[0, 0] = -1

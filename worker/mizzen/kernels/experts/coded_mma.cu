@@ -13,8 +13,8 @@
 //
 // The columns of a product may be summed in any order as long as codes and inputs have the same. Words of 8 codes become pairs
 // (code i, code i + 4), so the columns of inputs must be in the order 0, 4, 1, 5, 2, 6, 3, 7 within each eight: the first kernel
-// brings those of x into this order (PLAIN_INPUTS), and stores its outputs in it. bf16.cu and coded_operands.cu are
-// prepended to this text.
+// brings those of x into this order (PLAIN_INPUTS), and stores its outputs in it. bf16.cu, gate.cu,
+// coded_operands.cu, coded_parts.cu and coded_pairs.cu are prepended to this text.
 
 struct Problem {
     const u16* x;
@@ -26,18 +26,16 @@ struct Problem {
     float limit, slope;
 };
 
-// Starts to copy 16 bytes to shared memory; zeros if they are not wanted.
-__device__ __forceinline__ void copy_async(unsigned to, const void* from, bool wanted) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(wanted ? 16 : 0) : "memory");
-}
-
 // What a thread knows about its place. `codes` is where it copies codes from, and `stages` is the shared-memory address of the inputs.
 struct Place {
-    int lane, warp, row_warp, part, g, t, tile_output;
+    int lane, warp, row_warp, part, g, t, block_output, tile_output, first_row, offset;
     const u8* codes;
     u8 *shared, *scales;
     unsigned stages;
 };
+
+// Chunk of a step: a block goes through all chunks of a tile of rows, then through those of the next.
+__device__ __forceinline__ int chunk_of(int step) { return ROW_TILES > 1 ? step % CHUNKS : step; }
 
 // Number of a warp's block of columns `i` within a chunk.
 __device__ __forceinline__ int block_of(const Place& at, int chunk, int i) {
@@ -46,17 +44,18 @@ __device__ __forceinline__ int block_of(const Place& at, int chunk, int i) {
 
 // Starts to copy a warp's codes of a chunk. In odd rows, neighbouring blocks trade places, so that the lanes that read them do not
 // conflict.
-__device__ __forceinline__ void load_codes(const Place& at, int chunk, int stage) {
-    const int row = at.lane / (CHUNK * 4), piece = at.lane % (CHUNK * 4), first = block_of(at, chunk, 0) * 64;
-    const u8* const from = at.codes + first;
+__device__ __forceinline__ void load_codes(const Place& at, int step, int stage) {
+    const int chunk = chunk_of(step), row = at.lane / PIECES, piece = at.lane % PIECES, first = block_of(at, chunk, 0) * BLOCK_BYTES;
+    const u8* const from = at.codes + first + (ROW_TILES > 1 ? step / CHUNKS * BLOCK_OUTPUTS * LINE : 0);
     const unsigned to = at.stages + CODES_AT + (stage * WARPS + at.warp) * CODE_BYTES + row * STAGE_LINE
-        + (CHUNK == 1 ? piece : piece ^ row % 2 * 4) * 16;
+        + (PIECES == 4 ? piece : piece ^ row % 2 * 4) * 16;
+    const int odd_row = PIECES == 32 ? (piece ^ 4) * 16 - piece * 16 : 0;  // other loads skip an even number of rows
     if (first + piece * 16 >= LINE) return;  // whatever the codes are, they are multiplied by zero
 #pragma unroll
     for (int tile = 0; tile < M_TILES; tile++)
 #pragma unroll
         for (int i = 0; i < 16; i += ROWS_AT_ONCE)
-            copy_async(to + (tile * 16 + i) * STAGE_LINE, from + ((tile * TILE_OUTPUTS + i % 8) * LINE + i / 8 * SECOND_ROW), true);
+            copy_async(to + (tile * 16 + i) * STAGE_LINE + i % 2 * odd_row, from + ((tile * TILE_OUTPUTS + i % 8) * LINE + i / 8 * SECOND_ROW), true);
 }
 
 // Copies `rows` rows of scales or zero points to shared memory; with a gate, those of the up projection go behind them.
@@ -68,39 +67,13 @@ __device__ __forceinline__ void copy_rows(u8* to, const u8* from, int rows) {
     }
 }
 
-// Returns the expert that is the `slot`-th of those in a bit mask, or -1; all lanes of a warp take part.
-__device__ __forceinline__ int find_expert(const unsigned* present, int slot) {
-    const int lane = threadIdx.x % 32;
-    unsigned word = lane < (HELD + 31) / 32 ? present[lane] : 0;
-    int before = __popc(word);
-    const int own = before;
-#pragma unroll
-    for (int i = 1; i < 32; i *= 2) {
-        const int other = __shfl_up_sync(~0u, before, i);
-        if (lane >= i) before += other;
+// Copies the scales of E4M3 to shared memory, as float32; those of the up projection go behind those of the gate.
+__device__ __forceinline__ void copy_shared_scales(u8* to, const u8* from, int expert, int block_output) {
+    const int last = HELD * SIZE * (1 + HAS_GATE) / ROW_STEP - 1;
+    for (int i = threadIdx.x; i < SCALE_ROWS * SCALES * (1 + HAS_GATE); i += THREADS) {
+        const int row = i / SCALES, first = expert * SIZE * (1 + HAS_GATE) + row / SCALE_ROWS * SIZE + block_output;
+        ((float*)to)[i] = decode_scale(from + (min(first / ROW_STEP + row % SCALE_ROWS, last) * SCALES + i % SCALES) * SCALE_SIZE);
     }
-    before -= own;
-    int found = -1;
-    if (before <= slot && slot < before + own) {
-        for (int i = before; i < slot; i++) word &= word - 1;
-        found = lane * 32 + __ffs(word) - 1;
-    }
-    return __reduce_max_sync(~0u, found);
-}
-
-// Moves the pairs of an expert to the front of `picks`, which hold the experts of all pairs, in ascending order; returns their
-// number. One warp calls it.
-__device__ __forceinline__ int collect_pairs(u16* picks, int pairs, int expert) {
-    const int lane = threadIdx.x % 32;
-    int count = 0;
-    for (int first = 0; first < pairs; first += 32) {
-        const bool own = first + lane < pairs && picks[first + lane] == expert;
-        const unsigned all = __ballot_sync(~0u, own);
-        if (own) picks[count + __popc(all & ((1u << lane) - 1))] = first + lane;
-        count += __popc(all);
-        __syncwarp();
-    }
-    return count;
 }
 
 // Rows of the inputs of the pairs that a thread copies.
@@ -108,10 +81,12 @@ struct InputRows {
     const u16* rows[INPUT_ROWS];
 };
 
-// Starts to copy the inputs of a chunk: columns 32 t + 8 q to 32 t + 8 q + 7 of a block go to 64 q + 16 t.
+// Starts to copy the inputs of a chunk: columns 32 t + 8 q to 32 t + 8 q + 7 of a block go to 64 q + 16 t; with E4M3, columns
+// 64 (q / 2) + 16 t + 8 (q % 2) to those + 7.
 __device__ __forceinline__ void load_inputs(const Place& at, const InputRows& from, int chunk, int stage, int count) {
     const int pair = threadIdx.x / 16, piece = threadIdx.x % 16;
-    const unsigned to = at.stages + stage * INPUT_BYTES + pair * PITCH + piece % 4 * 64 + piece / 4 * 16;
+    const unsigned to = at.stages + stage * INPUT_BYTES + pair * PITCH
+        + (CODES == E4M3 ? (piece / 8 * 2 + piece % 2) * 64 + piece % 8 / 2 * 16 : piece % 4 * 64 + piece / 4 * 16);
 #pragma unroll
     for (int i = 0; i < INPUT_ROWS; i++) {
         if (pair + i * PAIRS_AT_ONCE >= count) break;
@@ -124,16 +99,6 @@ __device__ __forceinline__ void load_inputs(const Place& at, const InputRows& fr
     }
 }
 
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits until at most `PENDING` groups of this thread's copies are on their way.
-template <int PENDING>
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory"); }
-
-__device__ __forceinline__ unsigned word_of(const uint4& words, int i) {
-    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
-}
-
 // Returns 8 columns of inputs in the order of a word's pairs.
 __device__ __forceinline__ uint4 order_inputs(uint4 own) {
     if (!PLAIN_INPUTS) return own;
@@ -141,23 +106,45 @@ __device__ __forceinline__ uint4 order_inputs(uint4 own) {
         __byte_perm(own.y, own.w, 0x5410), __byte_perm(own.y, own.w, 0x7632));
 }
 
+// Returns the scale of a row of a block and a block of columns, if all of its columns share one. `at` are the scales in shared
+// memory, and `offset` rows before the block share the scales of its first row.
+__device__ __forceinline__ float load_scale(const u8* at, int row, int block, int offset) {
+#if CODES == E4M3
+    const bool up = HAS_GATE && row >= BLOCK_OUTPUTS;
+    const int scale_row = (up ? SCALE_ROWS : 0) + (row - (up ? BLOCK_OUTPUTS : 0) + offset) / ROW_STEP;
+    return ((const float*)at)[scale_row * SCALES + (BY_ROW ? 0 : block)];
+#else
+    return decode_scale(at + row * SCALE_BYTES + block * SCALE_SIZE);
+#endif
+}
+
+// Returns pair `i` of step `q`; E4M3: the second two steps use the second 16 bytes of a lane.
+__device__ __forceinline__ unsigned decode_step(const uint4* words, int q, int i, unsigned operand) {
+    if (CODES == E4M3) return decode(word_of(words[q / 2], q % 2 * 2 + i / 2), i % 2, operand);
+    return decode(word_of(words[0], q), i, operand);
+}
+
 // Adds the products of a block of columns to the sums of a warp. `codes` and `inputs` are the lane's in the block.
 template <int TILES>
 __device__ __forceinline__ void multiply_block(float (*sums)[TILES][4], const u8* codes, const Place& at, int block, const u8* inputs) {
-    const int first_row = at.row_warp * M_TILES * TILE_OUTPUTS + at.g, second_row = HAS_GATE ? BLOCK_OUTPUTS : 8;
+    const int first_row = at.first_row + at.g, second_row = HAS_GATE ? BLOCK_OUTPUTS : 8;
+    const int second = at.g % 2 ? -64 : 64;  // from a lane's first 16 bytes of E4M3 to its others
     unsigned operands[M_TILES][2];
     float part[M_TILES][TILES][4] = {};
-    float (*const target)[TILES][4] = CODES == E2M1 ? sums : part;
+    float (*const target)[TILES][4] = CODES == E2M1 || BY_ROW ? sums : part;
 #pragma unroll
     for (int tile = 0; tile < M_TILES; tile++)
 #pragma unroll
         for (int i = 0; i < 2; i++)
             operands[tile][i] = load_operand(at.scales, first_row + tile * TILE_OUTPUTS + i * second_row, block, at.t);
-    uint4 words[M_TILES][2];
+    uint4 words[M_TILES][2][3 - PER_BYTE];
 #pragma unroll
     for (int tile = 0; tile < M_TILES; tile++)
 #pragma unroll
-        for (int i = 0; i < 2; i++) words[tile][i] = *(const uint4*)(codes + (tile * 16 + i * 8) * STAGE_LINE);
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int j = 0; j < 3 - PER_BYTE; j++)
+                words[tile][i][j] = *(const uint4*)(codes + (tile * 16 + i * 8) * STAGE_LINE + (j == 0 ? 0 : second));
 #pragma unroll
     for (int q = 0; q < 4; q++) {
         uint4 b[TILES];
@@ -168,8 +155,8 @@ __device__ __forceinline__ void multiply_block(float (*sums)[TILES][4], const u8
             unsigned upper[4], lower[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                upper[i] = decode(word_of(words[tile][0], q), i, operands[tile][0]);
-                lower[i] = decode(word_of(words[tile][1], q), i, operands[tile][1]);
+                upper[i] = decode_step(words[tile][0], q, i, operands[tile][0]);
+                lower[i] = decode_step(words[tile][1], q, i, operands[tile][1]);
             }
 #pragma unroll
             for (int n = 0; n < TILES; n++) mma(target[tile][n], upper[0], lower[0], upper[1], lower[1], b[n].x, b[n].y);
@@ -177,31 +164,22 @@ __device__ __forceinline__ void multiply_block(float (*sums)[TILES][4], const u8
             for (int n = 0; n < TILES; n++) mma(target[tile][n], upper[2], lower[2], upper[3], lower[3], b[n].z, b[n].w);
         }
     }
-    if (CODES == E2M1) return;
+    if (CODES == E2M1 || BY_ROW) return;
 #pragma unroll
     for (int tile = 0; tile < M_TILES; tile++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const float scale = load_scale(at.scales, first_row + tile * TILE_OUTPUTS + i / 2 * second_row, block);
+            const float scale = load_scale(at.scales, first_row + tile * TILE_OUTPUTS + i / 2 * second_row, block, at.offset);
 #pragma unroll
             for (int n = 0; n < TILES; n++) sums[tile][n][i] += part[tile][n][i] * scale;
         }
 }
 
-__device__ __forceinline__ float apply_gate(float gate, float up, float limit, float slope) {
-    float exponent = -gate;
-    // 0.5 * (1 + tanh(z)) equals the sigmoid of 2 z.
-    if (GATE == GELU_TANH) exponent = -1.5957691216057308f * (gate + 0.044715f * gate * gate * gate);
-    if (GATE == CLAMPED_SWIGLU) {
-        // Comparisons keep NaN, unlike fminf.
-        gate = gate > limit ? limit : gate;
-        up = (up > limit ? limit : up < -limit ? -limit : up) + 1;
-        exponent = -slope * gate;
-    }
-    return __fdividef(gate, 1 + __expf(exponent)) * up;
+// Bytes from the first 16 bytes of a lane in a row of a stage to those of block `i` of the stage.
+__device__ __forceinline__ int code_place(int i, int g) {
+    if (CODES == E4M3) return i * 128 + g % 2 * 64;
+    return CHUNK == 1 ? 0 : (i ^ g % 2) * 64;
 }
-
-__device__ __forceinline__ float load_bias(const u16* bias, int row) { return HAS_BIAS ? __uint_as_float(bias[row] << 16) : 0; }
 
 // Adds up the sums of warps that share rows, in ascending order of their columns; returns whether this warp has the result.
 template <int TILES>
@@ -229,7 +207,13 @@ __device__ __forceinline__ void write_outputs(const Problem& all, float (*sums)[
     for (int tile = 0; tile < M_TILES; tile++) {
         const int output = at.tile_output + tile * TILE_OUTPUTS + at.g;
         if (output >= SIZE) break;
-        const int row = expert * SIZE * (1 + HAS_GATE) + output, place = output + (HAS_GATE ? at.g < 4 ? at.g : at.g - 7 : 0);
+        const int row = expert * SIZE * (1 + HAS_GATE) + output, place = output + (PLAIN_INPUTS ? at.g < 4 ? at.g : at.g - 7 : 0);
+        float first_factor = factor, second_factor = factor;
+        if (BY_ROW) {
+            const int block_row = output - at.block_output;
+            first_factor = load_scale(at.scales, block_row, 0, at.offset);
+            second_factor = load_scale(at.scales, block_row + (HAS_GATE ? BLOCK_OUTPUTS : 8), 0, at.offset);
+        }
         const float bias = load_bias(all.bias, row), second_bias = load_bias(all.bias, row + (HAS_GATE ? SIZE : 8));
 #pragma unroll
         for (int n = 0; n < TILES; n++)
@@ -238,7 +222,8 @@ __device__ __forceinline__ void write_outputs(const Problem& all, float (*sums)[
                 const int pair = n * 8 + at.t * 2 + i;
                 if (pair >= count) continue;
                 u16* const out = all.out + (size_t)pairs[pair] * SIZE + place;
-                const float first = sums[tile][n][i] * factor + bias, second = sums[tile][n][i + 2] * factor + second_bias;
+                const float first = sums[tile][n][i] * first_factor + bias;
+                const float second = sums[tile][n][i + 2] * second_factor + second_bias;
                 if (HAS_GATE) {
                     *out = pack_bf16x2(apply_gate(first, second, all.limit, all.slope), 0);
                 } else {
@@ -252,7 +237,7 @@ __device__ __forceinline__ void write_outputs(const Problem& all, float (*sums)[
 
 // Multiplies up to 8 * TILES pairs. The codes of the first stages are on their way.
 template <int TILES>
-__device__ __forceinline__ void multiply_pairs(const Problem& all, const Place& at, const u16* pairs, int count, int expert) {
+__device__ __forceinline__ void multiply_pairs(const Problem& all, Place at, const u16* pairs, int count, int expert) {
     float sums[M_TILES][TILES][4] = {};
     InputRows rows;
 #pragma unroll
@@ -262,30 +247,38 @@ __device__ __forceinline__ void multiply_pairs(const Problem& all, const Place& 
     }
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) {
-        load_inputs(at, rows, i, i, count);
+        load_inputs(at, rows, chunk_of(i), i, count);
         commit();
     }
     const u8* const inputs = at.shared + at.g * PITCH + at.part * CHUNK * 256 + at.t * 16;
     const u8* const codes = at.shared + CODES_AT + at.warp * CODE_BYTES + at.g * STAGE_LINE + at.t * 16;
     int stage = 0, free_stage = STAGES - 1;
 #pragma unroll 1
-    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+    for (int step = 0; step < ROW_TILES * CHUNKS; step++) {
+        const int chunk = chunk_of(step);
         wait_for_copies<STAGES - 2>();
         __syncthreads();
-        if (chunk + STAGES - 1 < CHUNKS) {
-            load_codes(at, chunk + STAGES - 1, free_stage);
-            load_inputs(at, rows, chunk + STAGES - 1, free_stage, count);
+        if (step + STAGES - 1 < ROW_TILES * CHUNKS) {
+            load_codes(at, step + STAGES - 1, free_stage);
+            load_inputs(at, rows, chunk_of(step + STAGES - 1), free_stage, count);
         }
         commit();
 #pragma unroll
         for (int i = 0; i < CHUNK; i++) {
-            const int block = block_of(at, chunk, i), place = CHUNK == 1 ? 0 : (i ^ at.g % 2) * 64;
+            const int block = block_of(at, chunk, i), place = code_place(i, at.g);
             if (block < BLOCKS)
                 multiply_block<TILES>(sums, codes + stage * WARPS * CODE_BYTES + place, at, block, inputs + stage * INPUT_BYTES + i * 256);
         }
         free_stage = stage;
         stage = stage + 1 == STAGES ? 0 : stage + 1;
+        if (ROW_TILES > 1 && chunk == CHUNKS - 1) {
+            write_outputs<TILES>(all, sums, at, pairs, count, expert);
+#pragma unroll
+            for (int i = 0; i < 4 * M_TILES * TILES; i++) (&sums[0][0][0])[i] = 0;
+            at.tile_output += BLOCK_OUTPUTS, at.first_row += BLOCK_OUTPUTS;
+        }
     }
+    if (ROW_TILES > 1) return;
     __syncthreads();
     if (add_parts<TILES>(sums, at)) write_outputs<TILES>(all, sums, at, pairs, count, expert);
 }
@@ -297,44 +290,47 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) coded_mma(
     extern __shared__ __align__(128) u8 shared[];
     __shared__ unsigned present[32];
     __shared__ u16 picks[MAX_PAIRS];
-    __shared__ int total;
+    __shared__ int counts[WARPS];
     Place at;
     at.lane = threadIdx.x % 32, at.warp = threadIdx.x / 32, at.g = at.lane / 4, at.t = at.lane % 4;
     at.row_warp = at.warp % M_WARPS, at.part = at.warp / M_WARPS;
     at.shared = shared, at.scales = shared + SCALES_AT, at.stages = (unsigned)__cvta_generic_to_shared(shared);
-    const int block_output = blockIdx.x * BLOCK_OUTPUTS;
-    at.tile_output = block_output + at.row_warp * M_TILES * TILE_OUTPUTS;
+    at.block_output = blockIdx.x * ROW_TILES * BLOCK_OUTPUTS, at.first_row = at.row_warp * M_TILES * TILE_OUTPUTS, at.offset = at.block_output % ROW_STEP;
+    at.tile_output = at.block_output + at.first_row;
+    const bool one_token = CODES == E4M3 && HAS_GATE && all.pairs == PER_ROW;  // slots are pairs
     if (threadIdx.x < 32) present[threadIdx.x] = 0;
     // The second kernel is launched once all blocks of the first have waited for the router.
     if (HAS_GATE) asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
-    __syncthreads();
-    for (int i = threadIdx.x; i < all.pairs; i += THREADS) {
-        long long expert;
-        asm volatile("ld.global.cg.s64 %0, [%1];" : "=l"(expert) : "l"(all.chosen + i) : "memory");
-        const bool held = expert >= 0 && expert < HELD;
-        picks[i] = held ? expert : NO_EXPERT;
-        if (held) atomicOr(present + expert / 32, 1u << expert % 32);
+    int expert, total = 1;
+    if (one_token) {
+        const long long own = load_choice(all.chosen + blockIdx.y);
+        expert = own >= 0 && own < HELD ? own : -1;
+    } else {
+        __syncthreads();
+        load_picks(picks, present, all.chosen, all.pairs);
+        __syncthreads();
+        expert = find_expert(present, blockIdx.y);
     }
-    __syncthreads();
-    const int expert = find_expert(present, blockIdx.y);
     if (expert < 0) {
         // If no expert is chosen at all, the second kernel must still not end before the first.
         if (!HAS_GATE && blockIdx.y == 0) asm volatile("griddepcontrol.wait;" ::: "memory");
         return;
     }
     // Rows behind the last are computed from those of the last tile, and not written.
-    const int first_row = min(at.tile_output, SIZE - M_TILES * TILE_OUTPUTS) + at.lane / (CHUNK * 4);
-    at.codes = all.values + ((size_t)expert * SIZE * (1 + HAS_GATE) + first_row) * LINE + at.lane % (CHUNK * 4) * 16;
+    const int first_row = min(at.tile_output, SIZE - M_TILES * TILE_OUTPUTS) + at.lane / PIECES;
+    at.codes = all.values + ((size_t)expert * SIZE * (1 + HAS_GATE) + first_row) * LINE + at.lane % PIECES * 16;
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) load_codes(at, i, i);
-    const size_t block_row = (size_t)expert * SIZE * (1 + HAS_GATE) + block_output;
-    const int block_rows = min(BLOCK_OUTPUTS, SIZE - block_output);
-    copy_rows<SCALE_BYTES>(at.scales, all.scales + block_row * SCALE_BYTES, block_rows);
+    const size_t block_row = (size_t)expert * SIZE * (1 + HAS_GATE) + at.block_output;
+    const int block_rows = min(BLOCK_OUTPUTS, SIZE - at.block_output);
+    if (CODES == E4M3) copy_shared_scales(at.scales, all.scales, expert, at.block_output);
+    else copy_rows<SCALE_BYTES>(at.scales, all.scales + block_row * SCALE_BYTES, block_rows);
     if (HAS_ZEROS) copy_rows<SCALES>(at.scales + ZEROS_AT, all.zeros + block_row * SCALES, block_rows);
-    if (at.warp == 0) {
-        const int count = collect_pairs(picks, all.pairs, expert);
-        if (at.lane == 0) total = count;
+    if (one_token) {
+        if (threadIdx.x == 0) picks[0] = blockIdx.y;
+    } else {
+        total = collect_pairs(picks, counts, all.pairs, expert);
     }
     if (!HAS_GATE) asm volatile("griddepcontrol.wait;" ::: "memory");
     __syncthreads();

@@ -4,12 +4,9 @@
 typedef unsigned char u8;
 typedef unsigned short u16;
 
-#define SILU 0
-#define GELU_TANH 1
-#define CLAMPED_SWIGLU 2
-
 #define E2M1 0
 #define UINT4 1
+#define E4M3 2
 #define EXPONENTS 0
 #define FLOAT32 1
 #define BFLOAT16 2
@@ -17,10 +14,13 @@ typedef unsigned short u16;
 
 #define WARPS (M_WARPS * K_SPLIT)
 #define THREADS (WARPS * 32)
-#define LINE (COLUMNS / 2)
-// Columns that share a scale, and bytes of the scales of a row.
+// Codes in a byte; bytes of a row, and of its part in a block of columns.
+#define PER_BYTE (CODES == E4M3 ? 1 : 2)
+#define LINE (COLUMNS / PER_BYTE)
+#define BLOCK_BYTES (128 / PER_BYTE)
+// Columns that share a scale, unless all do (BY_ROW), and scales and their bytes of a row.
 #define STEP (CODES == E2M1 ? 32 : 128)
-#define SCALES (COLUMNS / STEP)
+#define SCALES (BY_ROW ? 1 : (COLUMNS + STEP - 1) / STEP)
 #define SCALE_SIZE (SCALE_TYPE == EXPONENTS ? 1 : SCALE_TYPE == FLOAT32 ? 4 : 2)
 #define SCALE_BYTES (SCALES * SCALE_SIZE)
 #define BLOCKS ((COLUMNS + 127) / 128)
@@ -35,10 +35,11 @@ typedef unsigned short u16;
 // Bytes between the inputs of two pairs in a stage, 64 modulo 128, such that the loads of fragments do not conflict.
 #define PITCH (CHUNK_BLOCKS * 256 + 64)
 #define INPUT_BYTES (PAIRS * PITCH)
-// Bytes of codes in a stage: of a row, and of a warp; rows that a warp loads at once.
-#define STAGE_LINE (CHUNK * 64)
+// Bytes of codes in a stage: of a row, and of a warp; pieces of 16 bytes of a row; rows that a warp loads at once.
+#define STAGE_LINE (CHUNK * BLOCK_BYTES)
 #define CODE_BYTES (M_TILES * 16 * STAGE_LINE)
-#define ROWS_AT_ONCE (32 / (CHUNK * 4))
+#define PIECES (STAGE_LINE / 16)
+#define ROWS_AT_ONCE (32 / PIECES)
 // Offsets in shared memory of the codes behind the inputs, and of scales and zero points behind them.
 #define CODES_AT (STAGES * INPUT_BYTES)
 #define SCALES_AT (CODES_AT + STAGES * WARPS * CODE_BYTES)
@@ -47,39 +48,52 @@ typedef unsigned short u16;
 #define PAIRS_AT_ONCE (THREADS / 16)
 #define INPUT_ROWS ((PAIRS + PAIRS_AT_ONCE - 1) / PAIRS_AT_ONCE)
 #define NO_EXPERT 0xffffu
+// Rows of scales of E4M3 in shared memory, for the rows of a block or, with a gate, for half of them; ROW_STEP rows share scales.
+#define SCALE_ROWS ((ROW_TILES * BLOCK_OUTPUTS + ROW_STEP - 2) / ROW_STEP + 1)
 
 __device__ __forceinline__ void mma(float* d, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// Returns the bytes of a word that the digits of `selector` name; 8 is added for eight copies of a byte's sign.
+__device__ __forceinline__ unsigned permute_bytes(unsigned word, unsigned selector) {
+    unsigned result;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(result) : "r"(word), "r"(selector));
+    return result;
+}
+
 // Converts pair `i` of a word of codes, exactly. `operand` is what `load_operand` returns.
 //
 // E2M1: exponent and mantissa move to those of bfloat16, which gives the number times 2^-126, subnormal numbers included; this
-// is multiplied by the scale. UINT4: the code becomes 128 + code, from which 128 + zero point is subtracted.
+// is multiplied by the scale. E4M3: the same, with 2^-120, and pairs of neighbours. UINT4: the code becomes 128 + code, from which
+// 128 + zero point is subtracted.
 __device__ __forceinline__ unsigned decode(unsigned word, int i, unsigned operand) {
 #if CODES == E2M1
     // The product has two copies of each code, 6 bits apart, which do not overlap.
     const unsigned code = (i < 2 ? word : word >> 8) & (i % 2 ? 0x00f000f0u : 0x000f000fu);
     return multiply_bf16x2((code * (i % 2 ? 0x104u : 0x1040u)) & 0x81c081c0u, operand);
+#elif CODES == E4M3
+    // Bytes 2 i and 2 i + 1 are extended by copies of their signs; exponent and mantissa move up by 4 bits.
+    return multiply_bf16x2(permute_bytes(word, i == 0 ? 0x9180 : 0xb3a2) << 4 & 0x87f087f0u, operand);
 #else
     return subtract_bf16x2(mask_and_set(word >> (4 * i), 0x000f000fu, 0x43004300u), operand);
 #endif
 }
 
 // Returns the operand of `decode`, twice, for a row of a block's scales and a block of columns. `at` are the scales of the first
-// row. E2M1: the scale times 2^63, but at most 2^127. UINT4: 128 + zero point.
+// row. E2M1: the scale times 2^63, but at most 2^127. E4M3: 2^120. UINT4: 128 + zero point.
 __device__ __forceinline__ unsigned load_operand(const u8* at, int row, int block, int t) {
 #if CODES == E2M1
     return min(at[row * SCALES + block * 4 + t] + 63u, 254u) * 0x00800080u;
+#elif CODES == E4M3
+    return 0x7b807b80u;
 #else
     return 0x43004300u + 0x00010001u * (HAS_ZEROS ? at[ZEROS_AT + row * SCALES + block] : 8);
 #endif
 }
 
-// Returns the scale of a row and a block of columns for which all columns share one.
-__device__ __forceinline__ float load_scale(const u8* at, int row, int block) {
-    const u8* const scale = at + row * SCALE_BYTES + block * SCALE_SIZE;
+__device__ __forceinline__ float decode_scale(const u8* scale) {
     float value = 1;
     if (SCALE_TYPE == FLOAT32) value = *(const float*)scale;
     if (SCALE_TYPE == BFLOAT16) value = bf16_low(*(const u16*)scale);

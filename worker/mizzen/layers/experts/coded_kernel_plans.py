@@ -7,9 +7,10 @@ import math
 from dataclasses import dataclass
 
 from mizzen.kernels.experts.coded_mma import CodedMmaTile
+from mizzen.kernels.experts.few_mma import FewMmaTile
 from mizzen.kernels.experts.few_rows import FewRowsTile
 from mizzen.kernels.experts.grouped_gemm import GroupedTile
-from mizzen.layers.experts.kernel_plans import CodedMma, ExpertKernelPlan, FewRows, Grouped
+from mizzen.layers.experts.kernel_plans import CodedMma, ExpertKernelPlan, FewMma, FewRows, Grouped
 from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
 
 
@@ -40,6 +41,14 @@ MMA_16 = CodedMmaTile(2, 2, 4, 1, 2, 2, 4)
 MMA_16_LARGE = CodedMmaTile(2, 1, 8, 1, 2, 2, 3)
 MMA_32 = CodedMmaTile(4, 2, 8, 1, 1, 3, 2)
 MMA_48 = CodedMmaTile(6, 4, 4, 1, 1, 2, 2)
+
+FP8_FEW = FewMma(FewMmaTile(3, 8, 5, 2), FewMmaTile(1, 8, 4, 2))
+FP8_8 = CodedMmaTile(1, 1, 4, 1, 2, 2, 4)
+FP8_8_DEEP = CodedMmaTile(1, 1, 4, 1, 2, 3, 3)
+FP8_16 = CodedMmaTile(2, 1, 4, 1, 2, 2, 4)
+FP8_16_TALL = CodedMmaTile(2, 1, 4, 1, 2, 2, 4, row_tiles=4)
+FP8_16_LARGE = CodedMmaTile(2, 2, 4, 1, 1, 3, 3)
+FP8_32 = CodedMmaTile(4, 2, 8, 1, 1, 2, 2)
 
 CODED_PLANS: dict[CodedFormat, ExpertKernelPlan] = {
     CodedFormat(Codes.UINT4, by_row=False): ExpertKernelPlan(
@@ -79,6 +88,15 @@ CODED_PLANS: dict[CodedFormat, ExpertKernelPlan] = {
         ),
         library_rows=128,
         library_size=0,
+        coded_mma=(
+            (0.354, FP8_FEW),
+            (0.707, CodedMma(FP8_8, FP8_8)),
+            (1.41, CodedMma(FP8_8, FP8_16_LARGE)),
+            (2.83, CodedMma(FP8_8_DEEP, CodedMmaTile(1, 1, 8, 1, 1, 4, 2))),
+            (5.66, CodedMma(FP8_16, FP8_16_LARGE)),
+            (11.31, CodedMma(FP8_16, FP8_32)),
+            (16, CodedMma(FP8_32, FP8_32)),
+        ),
     ),
     CodedFormat(Codes.E4M3, by_row=False): ExpertKernelPlan(
         few_rows=FEW,
@@ -90,6 +108,18 @@ CODED_PLANS: dict[CodedFormat, ExpertKernelPlan] = {
         ),
         library_rows=math.inf,
         library_size=0,
+        coded_mma=(
+            (0.354, FP8_FEW),
+            (0.707, CodedMma(FP8_8, FP8_16_TALL)),
+            (1.41, CodedMma(FP8_8, FP8_16_LARGE)),
+            (2.83, CodedMma(FP8_8_DEEP, FP8_16_TALL)),
+            (5.66, CodedMma(FP8_16, FP8_16_TALL)),
+            (
+                11.31,
+                CodedMma(CodedMmaTile(4, 1, 8, 1, 1, 3, 2), CodedMmaTile(3, 1, 8, 1, 1, 4, 2, row_tiles=2)),
+            ),
+            (16, CodedMma(FP8_32, FP8_32)),
+        ),
     ),
     CodedFormat(Codes.E2M1, by_row=False): ExpertKernelPlan(
         few_rows=FEW,
@@ -120,10 +150,9 @@ CODED_PLANS: dict[CodedFormat, ExpertKernelPlan] = {
 FP8 by blocks, FP8 by channels and int4 in groups of 128 were measured with the experts of Qwen3-30B-A3B, and
 MXFP4 with those of gpt-oss-20b, for 1, 2, 8, 32, 64, 128, 256, 2048 and 8192 tokens, and `coded_mma` for each
 power of two from 1 to 256. A finite limit is the geometric mean of two neighbouring measured numbers of rows
-per expert, between which the fastest variant changes; the last of MXFP4's `coded_mma` is the largest number.
-FP8 by channels uses the older product from 128 rows per expert on. Elsewhere the older products were at most
-3 % faster (FP8 by blocks: 45.8 against 47.1 us for 2 tokens, 240 against 242 us for 128). They multiply
-experts of formats that are not in the table (`make_quantized_product`)."""
+per expert, between which the fastest variant changes; the last one of a `coded_mma` that ends with 256 tokens
+is the largest number. FP8 by channels uses the older product from 128 rows per expert on, which multiplies
+experts of formats that are not in the table (`make_quantized_product`) as well."""
 
 
 def find_plan(*weights: QuantizedWeight) -> ExpertKernelPlan | None:

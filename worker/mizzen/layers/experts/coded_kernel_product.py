@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from mizzen.kernels.experts import coded_mma
+from mizzen.kernels.experts import coded_mma, few_mma
 from mizzen.kernels.experts.align import AlignedPairs
 from mizzen.kernels.experts.few_coded_rows import down_coded_rows, gate_up_coded_rows
 from mizzen.kernels.experts.gate import KINDS
@@ -20,7 +20,14 @@ from mizzen.kernels.experts.grouped_coded import (
 from mizzen.kernels.launch import has_wgmma
 from mizzen.kernels.nvrtc import KernelSpec
 from mizzen.layers.experts.coded_kernel_plans import find_plan
-from mizzen.layers.experts.kernel_plans import CodedMma, ExpertKernelPlan, ExpertSizes, FewRows, Grouped
+from mizzen.layers.experts.kernel_plans import (
+    CodedMma,
+    ExpertKernelPlan,
+    ExpertSizes,
+    FewMma,
+    FewRows,
+    Grouped,
+)
 from mizzen.layers.experts.kernel_product import PlannedProduct
 from mizzen.layers.experts.products import ExpertProduct
 from mizzen.layers.experts.quantized_kernel_product import make_matrices
@@ -66,24 +73,47 @@ class CodedKernelProduct(PlannedProduct):
 
     @property
     def supports_coded_mma(self) -> bool:
-        """Whether the kernel of `CodedMma` supports the weights and the data type of inputs."""
+        """Whether the kernels of `CodedMma`, and of `FewMma` with FP8, support weights and inputs."""
         return self.dtype == torch.bfloat16 and all(
             coded_mma.supports(matrices, has_gate=has_gate)
             for matrices, has_gate in ((self.gate_up, True), (self.down, False))
         )
 
     def compile(self, per_token: int, *, adds: bool) -> None:
-        """Compile the kernels of all variants; without the compiler of `CodedMma`, the plan loses these."""
+        """Compile the kernels of all variants; without the compiler of `CodedMma`, the plan loses these.
+
+        The plan also loses the tiles of `FewMma` that do not fit.
+        """
+        fitting = tuple(entry for entry in self.plan.coded_mma if self.fits(entry[1], per_token))
+        self.plan = replace(self.plan, coded_mma=fitting)
         kernels = frozenset(
-            kernel for _, tiles in self.plan.coded_mma for kernel in self.coded_mma_kernels(tiles, per_token)
+            kernel for _, tiles in fitting for kernel in self.mma_kernels(tiles, per_token, adds=adds)
         )
         if kernels and not coded_mma.can_compile_all(kernels, self.device):
             self.plan = replace(self.plan, coded_mma=())
         super().compile(per_token, adds=adds)
 
-    def coded_mma_kernels(self, tiles: CodedMma, per_token: int) -> Iterator[tuple[KernelSpec, int]]:
-        """Yield the specs of a variant's kernels, each with the shared memory of a block in bytes."""
+    def fits(self, tiles: CodedMma | FewMma, per_token: int) -> bool:
+        """Return whether blocks of a variant have few enough threads and little enough shared memory."""
+        if isinstance(tiles, CodedMma):
+            return True
+        return tiles.gate_up.fits(self.gate_up, 1) and tiles.down.fits(self.down, per_token)
+
+    def mma_kernels(
+        self, tiles: CodedMma | FewMma, per_token: int, *, adds: bool
+    ) -> Iterator[tuple[KernelSpec, int]]:
+        """Yield the specs of a variant's kernels, each with the shared memory of a block in bytes.
+
+        `adds` says whether `run` will get a tensor to add.
+        """
         biased = self.gate_up_bias is not None
+        if isinstance(tiles, FewMma):
+            spec = few_mma.kernel_spec(self.gate_up, tiles.gate_up, self.gate, per_token, biased=biased)
+            yield spec, tiles.gate_up.shared_bytes(self.gate_up, 1)
+            biased = self.down_bias is not None
+            spec = few_mma.kernel_spec(self.down, tiles.down, None, per_token, biased=biased, adds=adds)
+            yield spec, tiles.down.shared_bytes(self.down, per_token)
+            return
         spec = coded_mma.kernel_spec(self.gate_up, tiles.gate_up, self.gate, per_token, biased=biased)
         yield spec, tiles.gate_up.shared_bytes(self.gate_up)
         spec = coded_mma.kernel_spec(self.down, tiles.down, None, 1, biased=self.down_bias is not None)
@@ -95,6 +125,21 @@ class CodedKernelProduct(PlannedProduct):
             x, chosen, self.gate_up, self.gate, tiles.gate_up, self.gate_up_bias
         )
         return coded_mma.down_coded_mma(inner, chosen, self.down, tiles.down, self.down_bias)
+
+    def run_few_mma(
+        self,
+        tiles: FewMma,
+        x: torch.Tensor,
+        chosen: torch.Tensor,
+        weights: torch.Tensor,
+        added: torch.Tensor | None,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Return the sums of outputs by two kernels; see `PlannedProduct`."""
+        inner = few_mma.gate_up_few_mma(x, chosen, self.gate_up, self.gate, tiles.gate_up, self.gate_up_bias)
+        return few_mma.down_few_mma(
+            inner, chosen, weights, self.down, tiles.down, self.down_bias, added, dtype
+        )
 
     def run_few_rows(
         self,

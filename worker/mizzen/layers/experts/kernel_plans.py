@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from mizzen.kernels.experts.coded_mma import MAX_PAIRS, CodedMmaTile
+from mizzen.kernels.experts.few_mma import FewMmaTile
 from mizzen.kernels.experts.few_rows import FewRowsTile
 from mizzen.kernels.experts.grouped_gemm import GroupedTile
 
@@ -39,11 +40,19 @@ class CodedMma:
 
 
 @dataclass(frozen=True, slots=True)
+class FewMma:
+    """The kernels of `mizzen.kernels.experts.few_mma`, with their tiles."""
+
+    gate_up: FewMmaTile
+    down: FewMmaTile
+
+
+@dataclass(frozen=True, slots=True)
 class Library:
     """The grouped GEMM of PyTorch."""
 
 
-Variant = FewRows | Grouped | CodedMma | Library
+Variant = FewRows | Grouped | CodedMma | FewMma | Library
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,7 @@ class ExpertKernelPlan:
     library_size: float
     """Smallest `ExpertSizes.mean_size` of large experts. With smaller ones, the library's GEMMs take less
     time than the operations around them."""
-    coded_mma: tuple[tuple[float, CodedMma], ...] = ()
+    coded_mma: tuple[tuple[float, CodedMma | FewMma], ...] = ()
     """Variants of small batches that are used instead of all others, each with the largest mean number of
     rows per expert for which it is used, in ascending order."""
 
@@ -98,7 +107,7 @@ class ExpertKernelPlan:
         return next(variant for limit, variant in self.grouped if rows <= limit)
 
     @property
-    def variants(self) -> tuple[FewRows | Grouped | CodedMma, ...]:
+    def variants(self) -> tuple[FewRows | Grouped | CodedMma | FewMma, ...]:
         """All variants that may be used, but for the library."""
         return (self.few_rows, *(variant for _, variant in (*self.coded_mma, *self.grouped)))
 

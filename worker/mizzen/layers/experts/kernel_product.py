@@ -25,6 +25,7 @@ from mizzen.layers.experts.kernel_plans import (
     CodedMma,
     ExpertKernelPlan,
     ExpertSizes,
+    FewMma,
     FewRows,
     Grouped,
     Library,
@@ -114,6 +115,22 @@ class PlannedProduct(ABC):
         """
         raise TypeError(f"{type(self).__name__} has no {tiles}")
 
+    def run_few_mma(
+        self,
+        tiles: FewMma,
+        x: torch.Tensor,
+        chosen: torch.Tensor,
+        weights: torch.Tensor,
+        added: torch.Tensor | None,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """Return the sums of outputs; only plans of quantized experts have the variant. See `run`.
+
+        Raises:
+            TypeError: The experts are not quantized.
+        """
+        raise TypeError(f"{type(self).__name__} has no {tiles}")
+
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return this rank's sums of outputs, float32 [tokens, hidden]; see `ExpertProduct`."""
         return self.run(x, chosen, weights, dtype=torch.float32)
@@ -152,6 +169,8 @@ class PlannedProduct(ABC):
             case CodedMma() as tiles:
                 outputs = self.run_coded_mma(tiles, x, chosen)
                 return sum_pairs(outputs, chosen, weights, self.held, added, dtype)
+            case FewMma() as tiles:
+                return self.run_few_mma(tiles, x, chosen, weights, added, dtype)
             case Library():
                 total = self.library(x, chosen, weights)
                 return (total if added is None else total.add_(added)).to(dtype)
