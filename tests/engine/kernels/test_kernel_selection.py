@@ -103,6 +103,24 @@ def test_attention_is_split_as_measured_on_132_sms(
     assert select_splits(pairs, 132, blocks_per_sm[128, torch.float8_e4m3fn]) == splits_and_warps_8_bit
 
 
+@pytest.mark.parametrize(
+    ("warps", "window", "size", "group", "expected"),
+    [
+        (8, 128, 64, 8, 12),
+        (8, 128, 128, 4, 12),
+        (8, 191, 64, 8, 12),
+        (8, 192, 64, 8, 8),  # 13 tiles
+        (8, None, 64, 8, 8),
+        (4, 128, 64, 8, 4),  # a larger batch
+        (8, 128, 128, 8, 8),  # too much shared memory
+    ],
+)
+def test_short_windows_get_a_warp_for_each_tile(
+    warps: int, window: int | None, size: int, group: int, expected: int
+) -> None:
+    assert flash_decode_mma.select_warps(warps, window, size, group) == expected
+
+
 def test_common_shapes_have_tile_configs_that_fit_in_one_wave() -> None:
     for rows, columns in (
         (4096, 1024),

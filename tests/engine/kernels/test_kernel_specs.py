@@ -180,14 +180,15 @@ def test_attention_loads_exactly_the_kernels_compiled_at_start_up(
     norms = (dummy, dummy) if norm else None
     qkv_prep = QKVPrep(norms=norms, epsilon=1e-6, cos=dummy, sin=dummy, slot_mapping=dummy)
     blocks_per_sm = flash_decode_mma.BLOCKS_PER_SM[head_dim, stored]
+    windows = (None, 1000, 128)
     for rows in range(1, 300):
         splits, warps = flash_decode_mma.select_splits(rows * kv_heads, 132, blocks_per_sm)
         tiling = DecodeTiling(splits=splits, block=16, warps=warps, stages=0)
         q = torch.empty(rows, kv_heads * group, head_dim, device="meta")
-        for window, prep, items in product((None, 1000), (qkv_prep, None), (None, dummy)):
+        for window, prep, items in product(windows, (qkv_prep, None), (None, dummy)):
             flash_decode_mma.attend(q, prep, cache, q, window, tiling, workspace, items)
-    assert specs == flash_decode_mma.kernel_specs(keys, group, page, (None, 1000), norm=norm, sinks=sinks)
-    assert len(specs) == 16
+    assert specs == flash_decode_mma.kernel_specs(keys, group, page, windows, norm=norm, sinks=sinks)
+    assert len(specs) == 24
 
 
 def test_gemm_kernels_of_graphs_are_compiled_before_the_captures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,10 @@ MAX_GQA_GROUP_SIZE = 8
 """Maximum number of query heads that share a KV head."""
 WARP_COUNTS = (4, 8)
 """Numbers of warps per block for which the kernel is compiled; `select_splits` chooses one."""
+WINDOW_WARPS = 12
+"""Number of warps, instead of eight, for windows with at most that many tiles of 16 tokens: one for each."""
+MAX_MERGED_BYTES = 40 * 1024
+"""Maximum size of the results of a block's warps, which are in static shared memory."""
 MAX_SPLITS = 64
 """Maximum number of splits of one row's context."""
 MAX_PROGRAMS = 1024
@@ -92,7 +96,7 @@ def compile_definitions(
         kv_heads: Number of KV heads.
         page: Tokens per page.
         window: Sliding window in tokens; None for full attention.
-        warps: Warps per block, one of `WARP_COUNTS`.
+        warps: Warps per block, one of `WARP_COUNTS` or `WINDOW_WARPS`.
         cache: Dtype of the KV cache.
         norm: Whether the kernel applies QK norm.
         fused_qkv: Whether the kernel starts at the raw QKV projection.
@@ -131,7 +135,8 @@ def kernel_specs(
     kv_heads, size = cache.shape[1:]
     return {
         (SOURCE, "flash_decode_mma", compile_definitions(
-            size, group, kv_heads, page, window, warps, cache.dtype,
+            size, group, kv_heads, page, window,
+            warps if planned_splits else select_warps(warps, window, size, group), cache.dtype,
             norm=normed, fused_qkv=raw, planned_splits=planned_splits, sinks=sinks,
         ))
         for window in windows
@@ -172,6 +177,17 @@ def select_splits(pairs: int, sm_count: int, blocks_per_sm: int) -> tuple[int, i
     return max(1, min(splits, MAX_PROGRAMS // pairs)), warps
 
 
+def select_warps(warps: int, window: int | None, size: int, group: int) -> int:
+    """Return the number of warps per block for a layer with a sliding window, from that of other layers.
+
+    With `WINDOW_WARPS`, no warp works on two tiles of a short window, and only one block works on a row.
+    `size` is the head dim, and `group` the number of query heads per KV head.
+    """
+    short = window is not None and window // 16 + 1 <= WINDOW_WARPS
+    fits = WINDOW_WARPS * group * size * 4 <= MAX_MERGED_BYTES
+    return WINDOW_WARPS if warps == 8 and short and fits else warps
+
+
 def attend(
     q: torch.Tensor,
     qkv_prep: QKVPrep | None,
@@ -206,8 +222,10 @@ def attend(
         cos, sin, slot_mapping, epsilon = qkv_prep.cos, qkv_prep.sin, qkv_prep.slot_mapping, qkv_prep.epsilon
         if qkv_prep.norms is not None:
             q_scales, k_scales = qkv_prep.norms
+    group = heads // kv_heads
+    warps = tiling.warps if items is not None else select_warps(tiling.warps, window, size, group)
     defines = compile_definitions(
-        size, heads // kv_heads, kv_heads, cache.page_size, window, tiling.warps, cache.keys.dtype,
+        size, group, kv_heads, cache.page_size, window, warps, cache.keys.dtype,
         norm=norm, fused_qkv=qkv_prep is not None, planned_splits=items is not None,
         sinks=cache.sinks is not None,
     )  # fmt: skip
@@ -219,4 +237,4 @@ def attend(
     )  # fmt: skip
     blocks = (tiling.splits, kv_heads, rows) if items is None else (kv_heads, len(items), 1)
     sinks = () if cache.sinks is None else (cache.sinks,)
-    launch(function, blocks, 32 * tiling.warps, (*arguments, *sinks))
+    launch(function, blocks, 32 * warps, (*arguments, *sinks))
