@@ -13,7 +13,7 @@
 //
 // The columns of a product may be summed in any order as long as codes and inputs have the same. Words of 8 codes become pairs
 // (code i, code i + 4), so the columns of inputs must be in the order 0, 4, 1, 5, 2, 6, 3, 7 within each eight: the first kernel
-// brings those of x into this order (PLAIN_INPUTS), and stores its outputs in it. bf16.cu, gate.cu,
+// brings those of x into this order (PLAIN_INPUTS), and stores its outputs in it. bf16.cu, gate.cu, e2m1.cu,
 // coded_operands.cu, coded_parts.cu and coded_pairs.cu are prepended to this text.
 
 struct Problem {
@@ -202,7 +202,7 @@ __device__ __forceinline__ bool add_parts(float (*sums)[TILES][4], const Place& 
 
 template <int TILES>
 __device__ __forceinline__ void write_outputs(const Problem& all, float (*sums)[TILES][4], const Place& at, const u16* pairs, int count, int expert) {
-    const float factor = CODES == E2M1 ? 9223372036854775808.0f : 1;  // 2^63, see `load_operand`
+    const float factor = CODES == E2M1 ? 9223372036854775808.0f : 1;  // 2^63, see `e2m1_operand`
 #pragma unroll
     for (int tile = 0; tile < M_TILES; tile++) {
         const int output = at.tile_output + tile * TILE_OUTPUTS + at.g;

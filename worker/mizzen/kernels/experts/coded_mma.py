@@ -40,7 +40,8 @@ COLUMN_STEPS = {Codes.E2M1: 32, Codes.UINT4: BLOCK_COLUMNS, Codes.E4M3: BLOCK_CO
 CODE_MACROS = {Codes.E2M1: 0, Codes.UINT4: 1, Codes.E4M3: 2}
 SCALE_MACROS = {torch.uint8: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 PARTS = "".join(
-    read_source(part) for part in ("bf16", "experts/gate", "experts/coded_operands", "experts/coded_parts")
+    read_source(part)
+    for part in ("bf16", "experts/gate", "experts/e2m1", "experts/coded_operands", "experts/coded_parts")
 )
 """Texts that the kernels of `few_mma.cu` share."""
 SOURCE = PARTS + read_source("experts/coded_pairs") + read_source("experts/coded_mma")

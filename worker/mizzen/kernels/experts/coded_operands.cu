@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes of coded_mma.cu, to which this text is prepended, and conversion of codes to operands of its products.
+// Sizes of coded_mma.cu, to which this text is prepended, and conversion of codes to operands of its products. bf16.cu and
+// e2m1.cu are prepended to this text.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -65,14 +66,11 @@ __device__ __forceinline__ unsigned permute_bytes(unsigned word, unsigned select
 
 // Converts pair `i` of a word of codes, exactly. `operand` is what `load_operand` returns.
 //
-// E2M1: exponent and mantissa move to those of bfloat16, which gives the number times 2^-126, subnormal numbers included; this
-// is multiplied by the scale. E4M3: the same, with 2^-120, and pairs of neighbours. UINT4: the code becomes 128 + code, from which
-// 128 + zero point is subtracted.
+// UINT4: the code becomes 128 + code, from which 128 + zero point is subtracted. E4M3: exponent and mantissa move to those of
+// bfloat16, which gives the number times 2^-120, subnormal numbers included.
 __device__ __forceinline__ unsigned decode(unsigned word, int i, unsigned operand) {
 #if CODES == E2M1
-    // The product has two copies of each code, 6 bits apart, which do not overlap.
-    const unsigned code = (i < 2 ? word : word >> 8) & (i % 2 ? 0x00f000f0u : 0x000f000fu);
-    return multiply_bf16x2((code * (i % 2 ? 0x104u : 0x1040u)) & 0x81c081c0u, operand);
+    return decode_e2m1(word, i, operand);
 #elif CODES == E4M3
     // Bytes 2 i and 2 i + 1 are extended by copies of their signs; exponent and mantissa move up by 4 bits.
     return multiply_bf16x2(permute_bytes(word, i == 0 ? 0x9180 : 0xb3a2) << 4 & 0x87f087f0u, operand);
@@ -82,10 +80,10 @@ __device__ __forceinline__ unsigned decode(unsigned word, int i, unsigned operan
 }
 
 // Returns the operand of `decode`, twice, for a row of a block's scales and a block of columns. `at` are the scales of the first
-// row. E2M1: the scale times 2^63, but at most 2^127. E4M3: 2^120. UINT4: 128 + zero point.
+// row. UINT4: 128 + zero point. E4M3: 2^120.
 __device__ __forceinline__ unsigned load_operand(const u8* at, int row, int block, int t) {
 #if CODES == E2M1
-    return min(at[row * SCALES + block * 4 + t] + 63u, 254u) * 0x00800080u;
+    return e2m1_operand(at[row * SCALES + block * 4 + t]);
 #elif CODES == E4M3
     return 0x7b807b80u;
 #else
