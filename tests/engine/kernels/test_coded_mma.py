@@ -25,7 +25,7 @@ from mizzen.kernels.experts.few_mma import FewMmaTile
 from mizzen.kernels.experts.gate import Gate
 from mizzen.kernels.experts.matrices import ExpertMatrices
 from mizzen.layers.experts.coded_kernel_plans import CODED_PLANS
-from mizzen.layers.experts.kernel_plans import CodedMma, ExpertSizes, FewMma
+from mizzen.layers.experts.kernel_plans import CodedMma, CodedWgmma, ExpertSizes, FewMma
 from mizzen.layers.quantized.canonical import E2M1_VALUES, Codes
 from mizzen.models.block import Activation
 
@@ -59,7 +59,12 @@ BY_ROW = tuple(
     make_matrices(Codes.E4M3, each.rows, each.columns, row_step=1, column_step=each.columns)
     for each in SHAPES[Codes.E4M3]
 )
-TILES = [(format_.codes, tiles) for format_, plan in CODED_PLANS.items() for _, tiles in plan.coded_mma]
+TILES = [
+    (format_.codes, tiles)
+    for format_, plan in CODED_PLANS.items()
+    for _, tiles in plan.coded_mma
+    if not isinstance(tiles, CodedWgmma)
+]
 
 
 def decode_pairs(words: np.ndarray) -> np.ndarray:
@@ -232,7 +237,9 @@ def test_plans_use_the_kernel_for_small_batches_only() -> None:
     sizes = ExpertSizes(32, 2880, 2880)
     plan = next(plan for format_, plan in CODED_PLANS.items() if format_.codes is Codes.E2M1)
     for tokens in (1, 2, 8, 32, 128):
-        assert isinstance(plan.variant(tokens, 4, sizes), CodedMma)
+        assert isinstance(plan.variant(tokens, 4, sizes), CodedMma | CodedWgmma)
     for tokens in (MAX_PAIRS // 4 + 1, 8192):
-        assert not isinstance(plan.variant(tokens, 4, sizes), CodedMma)
-    assert not isinstance(plan.variant(8, MAX_PAIRS // 8 + 1, ExpertSizes(1 << 20, 64, 64)), CodedMma)
+        assert not isinstance(plan.variant(tokens, 4, sizes), CodedMma | CodedWgmma)
+    assert not isinstance(
+        plan.variant(8, MAX_PAIRS // 8 + 1, ExpertSizes(1 << 20, 64, 64)), CodedMma | CodedWgmma
+    )

@@ -13,15 +13,16 @@ import torch
 pytest.importorskip("triton", reason="this PyTorch comes without Triton")
 
 from mizzen.kernels import nvrtc
-from mizzen.kernels.experts import coded_mma
+from mizzen.kernels.experts import coded_mma, coded_wgmma
 from mizzen.kernels.experts.coded_mma import CodedMmaTile
+from mizzen.kernels.experts.coded_wgmma import CodedWgmmaTile
 from mizzen.kernels.experts.few_rows import FewRowsTile
 from mizzen.layers.activation import ActivationFunction, ClampedSwiGLU
 from mizzen.layers.context import BuildContext
 from mizzen.layers.experts import coded_kernel_plans, coded_kernel_product
 from mizzen.layers.experts.coded_kernel_plans import CodedFormat
 from mizzen.layers.experts.coded_kernel_product import CodedKernelProduct, make_coded_product
-from mizzen.layers.experts.kernel_plans import CodedMma, ExpertKernelPlan, FewRows
+from mizzen.layers.experts.kernel_plans import CodedMma, CodedWgmma, ExpertKernelPlan, FewRows
 from mizzen.layers.experts.kernel_product import PlannedProduct
 from mizzen.layers.experts.quantized_stack import QuantizedExperts
 from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
@@ -155,3 +156,40 @@ def test_a_kernel_that_cannot_be_compiled_is_reported(
     assert allowed == [("b", 7)]
     monkeypatch.setattr(nvrtc, "allow_shared_memory", refuse)
     assert not coded_mma.can_compile_all(kernels[2], cpu)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_variants_replace_those_before_them_that_do_not_support_the_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(coded_mma, "has_wgmma", lambda device: True)
+    small, tile = CodedMma(*[CodedMmaTile(1, 1, 2, 1, 1, 2, 1)] * 2), CodedWgmmaTile(1, 3, 2, 2)
+    entries = ((0.5, small), (2.0, CodedWgmma(tile)), (1.0, small))
+    plan = replace(PLAN, coded_mma=entries)
+    monkeypatch.setattr(coded_kernel_plans, "CODED_PLANS", {CodedFormat(Codes.E2M1, by_row=False): plan})
+    weights = make_weights(Codes.E2M1, 32, down=Codes.E2M1)
+    weights.gate_up, weights.down = (
+        make_experts(128, 64, Codes.E2M1, 32),
+        make_experts(64, 64, Codes.E2M1, 32),
+    )
+    product = choose(weights)
+    assert product is not None and product.plan.coded_mma == (entries[0], entries[2])
+    monkeypatch.setattr(coded_wgmma, "has_wgmma", lambda device: True)
+    product = choose(weights)
+    assert product is not None and product.plan.coded_mma == entries[:2]
+    names = [spec[1] for spec, _ in product.coded_mma_kernels(CodedWgmma(tile), 2)]
+    assert names == ["coded_inputs", "coded_wgmma"]
+    monkeypatch.setattr(CodedWgmmaTile, "fits", lambda self, columns: columns < 64)
+    product = choose(weights)
+    assert product is not None and product.plan.coded_mma == (entries[0], entries[2])
+
+
+@pytest.mark.usefixtures("hopper")
+def test_wgmma_multiplies_all_pairs_with_both_projections(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = choose(make_weights())
+    assert product is not None
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(coded_wgmma, "multiply_pairs", lambda *call: calls.append(call))
+    x, chosen, tile = torch.zeros(1, HIDDEN), torch.zeros(1, 2, dtype=torch.int64), CodedWgmmaTile(1, 3, 2, 2)
+    product.run_coded_mma(CodedWgmma(tile), x, chosen)
+    assert calls == [(x, chosen, product.gate_up, product.down, product.gate, tile, None, None)]

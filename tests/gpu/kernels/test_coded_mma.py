@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from mizzen.kernels.experts.coded_mma import CodedMmaTile
+from mizzen.kernels.experts.coded_wgmma import CodedWgmmaTile
 from mizzen.kernels.experts.few_mma import FewMmaTile
 from mizzen.layers.activation import ActivationFunction, ClampedSwiGLU
 from mizzen.layers.context import BuildContext
 from mizzen.layers.experts.biases import ExpertBiases
 from mizzen.layers.experts.coded_kernel_plans import CODED_PLANS
 from mizzen.layers.experts.coded_kernel_product import CodedKernelProduct
-from mizzen.layers.experts.kernel_plans import CodedMma, FewMma
+from mizzen.layers.experts.kernel_plans import CodedMma, CodedWgmma, FewMma, SmallBatch
 from mizzen.layers.quantized.canonical import Codes
 from mizzen.models.block import Activation
 from random_weights import make_experts, sum_by_loop
@@ -55,12 +56,23 @@ TILES: dict[str, CodedMma | FewMma] = {
     "tiles": CodedMma(CodedMmaTile(2, 1, 4, 1, 2, 2, 4), CodedMmaTile(1, 1, 4, 1, 1, 3, 3, 4)),
     "few": FewMma(FewMmaTile(6, 8, 4, 1), FewMmaTile(1, 8, 9, 1)),
     "few parts": FewMma(FewMmaTile(3, 4, 2, 1), FewMmaTile(2, 6, 3, 1)),
+    "wgmma-one": CodedWgmma(CodedWgmmaTile(1, 3, 3, 2)),
+    "wgmma-eight": CodedWgmma(CodedWgmmaTile(8, 2, 2, 2)),
 }
+
+
+def supports(kind: str, tiles: SmallBatch) -> bool:
+    """Return whether the kernel of a variant supports a format: two of them support one each."""
+    if isinstance(tiles, CodedWgmma):
+        return kind == "e2m1"
+    return "e4m3" in kind or isinstance(tiles, CodedMma)
+
+
 VARIANTS = [
     (kind, name)
     for kind in SIZES
     for name, tiles in (PLANNED[KINDS[kind]["codes"]] | TILES).items()
-    if "e4m3" in kind or isinstance(tiles, CodedMma)
+    if supports(kind, tiles)
 ]
 for tiles_ in PLANNED.values():
     TILES |= tiles_
@@ -96,7 +108,7 @@ def choose(tokens: int) -> torch.Tensor:
 def run(
     weights: Any,
     gate: Any,
-    tiles: CodedMma | FewMma,
+    tiles: SmallBatch,
     x: torch.Tensor,
     chosen: torch.Tensor,
     factors: torch.Tensor,
@@ -105,6 +117,7 @@ def run(
     plan: Any = None
     product = CodedKernelProduct(weights, gate, library, experts=EXPERTS, plan=plan)
     assert product.supports_coded_mma
+    assert product.supports_coded_wgmma or not isinstance(tiles, CodedWgmma)
     return product.run(x, chosen, factors, added=x, variant=tiles)
 
 

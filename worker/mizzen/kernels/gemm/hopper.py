@@ -65,6 +65,20 @@ def register_wgmma_source(batch: int, fragments: int) -> str:
     )
 
 
+def register_wgmma_sources(batches: tuple[int, ...], fragments: int) -> str:
+    """Return the source of the functions of `register_wgmma_source` for several sizes of batches.
+
+    Accumulators are references to arrays, so that their size selects the function of `wgmma_registers` and
+    `wait_for_sums`.
+    """
+    texts = []
+    for batch in batches:
+        text = register_wgmma_source(batch, fragments).replace("float* d", f"float (&d)[{batch // 2}]")
+        start = text.index("__device__ __forceinline__ void fence_fragments")
+        texts = [*texts, text[:start]] if batch != batches[-1] else [*texts, text]
+    return "".join(texts)
+
+
 @functools.cache
 def kernel_source(name: str, batch: int) -> str:
     """Return the complete source of the kernel `name`, whose blocks multiply `batch` rows of x at a time."""

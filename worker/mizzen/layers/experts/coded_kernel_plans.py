@@ -7,10 +7,18 @@ import math
 from dataclasses import dataclass
 
 from mizzen.kernels.experts.coded_mma import CodedMmaTile
+from mizzen.kernels.experts.coded_wgmma import CodedWgmmaTile
 from mizzen.kernels.experts.few_mma import FewMmaTile
 from mizzen.kernels.experts.few_rows import FewRowsTile
 from mizzen.kernels.experts.grouped_gemm import GroupedTile
-from mizzen.layers.experts.kernel_plans import CodedMma, ExpertKernelPlan, FewMma, FewRows, Grouped
+from mizzen.layers.experts.kernel_plans import (
+    CodedMma,
+    CodedWgmma,
+    ExpertKernelPlan,
+    FewMma,
+    FewRows,
+    Grouped,
+)
 from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
 
 
@@ -136,6 +144,10 @@ CODED_PLANS: dict[CodedFormat, ExpertKernelPlan] = {
             (0.177, CodedMma(MMA_FEW, CodedMmaTile(1, 1, 2, 2, 2, 4, 4))),
             (0.354, CodedMma(MMA_FEW, MMA_8)),
             (0.707, CodedMma(MMA_8, MMA_FEW)),
+            (2.83, CodedWgmma(CodedWgmmaTile(1, 3, 6, 2))),
+            (11.31, CodedWgmma(CodedWgmmaTile(2, 3, 5, 2))),
+            (22.63, CodedWgmma(CodedWgmmaTile(4, 3, 4, 2))),
+            (32, CodedWgmma(CodedWgmmaTile(6, 3, 3, 2))),
             (1.41, CodedMma(MMA_8, CodedMmaTile(1, 1, 4, 1, 2, 3, 4))),
             (2.83, CodedMma(MMA_8_LARGE, MMA_FEW)),
             (5.66, CodedMma(CodedMmaTile(3, 1, 8, 1, 2, 3, 2), MMA_16)),
@@ -151,8 +163,10 @@ FP8 by blocks, FP8 by channels and int4 in groups of 128 were measured with the 
 MXFP4 with those of gpt-oss-20b, for 1, 2, 8, 32, 64, 128, 256, 2048 and 8192 tokens, and `coded_mma` for each
 power of two from 1 to 256. A finite limit is the geometric mean of two neighbouring measured numbers of rows
 per expert, between which the fastest variant changes; the last one of a `coded_mma` that ends with 256 tokens
-is the largest number. FP8 by channels uses the older product from 128 rows per expert on, which multiplies
-experts of formats that are not in the table (`make_quantized_product`) as well."""
+is the largest number. Tiles of `CodedWgmma` were measured for each power of two from 8 to 256, with 2 to 4
+warpgroups; `mma.sync` instead of `wgmma` in the same kernel was at most 1.4 % faster. FP8 by channels uses the
+older product from 128 rows per expert on, which multiplies experts of formats that are not in the table
+(`make_quantized_product`) as well."""
 
 
 def find_plan(*weights: QuantizedWeight) -> ExpertKernelPlan | None:

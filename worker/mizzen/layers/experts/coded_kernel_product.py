@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from mizzen.kernels.experts import coded_mma, few_mma
+from mizzen.kernels.experts import coded_mma, coded_wgmma, few_mma
 from mizzen.kernels.experts.align import AlignedPairs
 from mizzen.kernels.experts.few_coded_rows import down_coded_rows, gate_up_coded_rows
 from mizzen.kernels.experts.gate import KINDS
@@ -22,11 +22,13 @@ from mizzen.kernels.nvrtc import KernelSpec
 from mizzen.layers.experts.coded_kernel_plans import find_plan
 from mizzen.layers.experts.kernel_plans import (
     CodedMma,
+    CodedWgmma,
     ExpertKernelPlan,
     ExpertSizes,
     FewMma,
     FewRows,
     Grouped,
+    SmallBatch,
 )
 from mizzen.layers.experts.kernel_product import PlannedProduct
 from mizzen.layers.experts.products import ExpertProduct
@@ -79,8 +81,30 @@ class CodedKernelProduct(PlannedProduct):
             for matrices, has_gate in ((self.gate_up, True), (self.down, False))
         )
 
+    @property
+    def supports_coded_wgmma(self) -> bool:
+        """Whether the kernel of `CodedWgmma` supports the weights and the data type of inputs."""
+        return self.dtype == torch.bfloat16 and coded_wgmma.supports(self.gate_up, self.down)
+
+    def supported_plan(self) -> ExpertKernelPlan:
+        """Return the plan with those variants of `coded_mma` that support the weights and may be used."""
+        kept: tuple[tuple[float, SmallBatch], ...] = ()
+        for limit, variant in self.plan.coded_mma:
+            if isinstance(variant, CodedWgmma):
+                supported = self.supports_coded_wgmma and variant.tile.fits(self.most_columns)
+            else:
+                supported = self.supports_coded_mma
+            if supported and (not kept or limit > kept[-1][0]):
+                kept = (*kept, (limit, variant))
+        return self.plan if kept == self.plan.coded_mma else replace(self.plan, coded_mma=kept)
+
+    @property
+    def most_columns(self) -> int:
+        """The larger number of columns of both projections."""
+        return max(self.gate_up.columns, self.down.columns)
+
     def compile(self, per_token: int, *, adds: bool) -> None:
-        """Compile the kernels of all variants; without the compiler of `CodedMma`, the plan loses these.
+        """Compile the kernels of all variants; without the compiler, the plan loses its `coded_mma`.
 
         The plan also loses the tiles of `FewMma` that do not fit.
         """
@@ -93,14 +117,14 @@ class CodedKernelProduct(PlannedProduct):
             self.plan = replace(self.plan, coded_mma=())
         super().compile(per_token, adds=adds)
 
-    def fits(self, tiles: CodedMma | FewMma, per_token: int) -> bool:
+    def fits(self, tiles: SmallBatch, per_token: int) -> bool:
         """Return whether blocks of a variant have few enough threads and little enough shared memory."""
-        if isinstance(tiles, CodedMma):
+        if not isinstance(tiles, FewMma):
             return True
         return tiles.gate_up.fits(self.gate_up, 1) and tiles.down.fits(self.down, per_token)
 
     def mma_kernels(
-        self, tiles: CodedMma | FewMma, per_token: int, *, adds: bool
+        self, tiles: SmallBatch, per_token: int, *, adds: bool
     ) -> Iterator[tuple[KernelSpec, int]]:
         """Yield the specs of a variant's kernels, each with the shared memory of a block in bytes.
 
@@ -114,13 +138,31 @@ class CodedKernelProduct(PlannedProduct):
             spec = few_mma.kernel_spec(self.down, tiles.down, None, per_token, biased=biased, adds=adds)
             yield spec, tiles.down.shared_bytes(self.down, per_token)
             return
+        if isinstance(tiles, CodedWgmma):
+            yield coded_wgmma.inputs_spec(self.gate_up, self.down, per_token), 0
+            spec = coded_wgmma.kernel_spec(self.gate_up, self.down, tiles.tile, self.gate, biased=biased)
+            yield spec, tiles.tile.shared_bytes(self.most_columns)
+            return
         spec = coded_mma.kernel_spec(self.gate_up, tiles.gate_up, self.gate, per_token, biased=biased)
         yield spec, tiles.gate_up.shared_bytes(self.gate_up)
         spec = coded_mma.kernel_spec(self.down, tiles.down, None, 1, biased=self.down_bias is not None)
         yield spec, tiles.down.shared_bytes(self.down)
 
-    def run_coded_mma(self, tiles: CodedMma, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    def run_coded_mma(
+        self, tiles: CodedMma | CodedWgmma, x: torch.Tensor, chosen: torch.Tensor
+    ) -> torch.Tensor:
         """Return the outputs of all pairs by two kernels; see `PlannedProduct`."""
+        if isinstance(tiles, CodedWgmma):
+            return coded_wgmma.multiply_pairs(
+                x,
+                chosen,
+                self.gate_up,
+                self.down,
+                self.gate,
+                tiles.tile,
+                self.gate_up_bias,
+                self.down_bias,
+            )
         inner = coded_mma.gate_up_coded_mma(
             x, chosen, self.gate_up, self.gate, tiles.gate_up, self.gate_up_bias
         )
@@ -189,6 +231,5 @@ def make_coded_product(
     if (plan := find_plan(weights.gate_up.weight, weights.down.weight)) is None:
         return None
     product = CodedKernelProduct(weights, activation, library, experts=experts, plan=plan)
-    if plan.coded_mma and not product.supports_coded_mma:
-        product.plan = replace(plan, coded_mma=())
+    product.plan = product.supported_plan()
     return product

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from mizzen.kernels.experts.coded_mma import MAX_PAIRS, CodedMmaTile
+from mizzen.kernels.experts.coded_wgmma import CodedWgmmaTile
 from mizzen.kernels.experts.few_mma import FewMmaTile
 from mizzen.kernels.experts.few_rows import FewRowsTile
 from mizzen.kernels.experts.grouped_gemm import GroupedTile
@@ -48,11 +49,20 @@ class FewMma:
 
 
 @dataclass(frozen=True, slots=True)
+class CodedWgmma:
+    """The kernel of `mizzen.kernels.experts.coded_wgmma`, with its tiles."""
+
+    tile: CodedWgmmaTile
+
+
+@dataclass(frozen=True, slots=True)
 class Library:
     """The grouped GEMM of PyTorch."""
 
 
-Variant = FewRows | Grouped | CodedMma | FewMma | Library
+SmallBatch = CodedMma | FewMma | CodedWgmma
+"""Kernels for small batches of quantized experts."""
+Variant = FewRows | Grouped | SmallBatch | Library
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +99,10 @@ class ExpertKernelPlan:
     library_size: float
     """Smallest `ExpertSizes.mean_size` of large experts. With smaller ones, the library's GEMMs take less
     time than the operations around them."""
-    coded_mma: tuple[tuple[float, CodedMma | FewMma], ...] = ()
+    coded_mma: tuple[tuple[float, SmallBatch], ...] = ()
     """Variants of small batches that are used instead of all others, each with the largest mean number of
-    rows per expert for which it is used, in ascending order."""
+    rows per expert for which it is used, in ascending order. Variants behind them, with smaller numbers,
+    replace variants that do not support the weights."""
 
     def variant(self, tokens: int, per_token: int, sizes: ExpertSizes) -> Variant:
         """Return the variant for a batch, which depends on its size alone, and not on the experts chosen."""
@@ -107,7 +118,7 @@ class ExpertKernelPlan:
         return next(variant for limit, variant in self.grouped if rows <= limit)
 
     @property
-    def variants(self) -> tuple[FewRows | Grouped | CodedMma | FewMma, ...]:
+    def variants(self) -> tuple[FewRows | Grouped | SmallBatch, ...]:
         """All variants that may be used, but for the library."""
         return (self.few_rows, *(variant for _, variant in (*self.coded_mma, *self.grouped)))
 

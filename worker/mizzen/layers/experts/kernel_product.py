@@ -23,6 +23,7 @@ from mizzen.layers.experts.biases import ExpertBiases
 from mizzen.layers.experts.kernel_plans import (
     HOPPER_PLAN,
     CodedMma,
+    CodedWgmma,
     ExpertKernelPlan,
     ExpertSizes,
     FewMma,
@@ -105,8 +106,10 @@ class PlannedProduct(ABC):
             per_token: Number of experts of each token.
         """
 
-    def run_coded_mma(self, tiles: CodedMma, x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Return the outputs of all pairs [pairs, hidden]; only plans of quantized experts have the variant.
+    def run_coded_mma(
+        self, tiles: CodedMma | CodedWgmma, x: torch.Tensor, chosen: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the outputs of all pairs [pairs, hidden]; only plans of quantized experts have the variants.
 
         For the arguments see `run`.
 
@@ -166,7 +169,7 @@ class PlannedProduct(ABC):
                 aligned = align_pairs(chosen, self.held, tiles.gate_up.rows)
                 outputs = self.run_grouped(tiles, x, aligned, per_token)
                 return sum_pairs(outputs, chosen, weights, self.held, added, dtype)
-            case CodedMma() as tiles:
+            case CodedMma() | CodedWgmma() as tiles:
                 outputs = self.run_coded_mma(tiles, x, chosen)
                 return sum_pairs(outputs, chosen, weights, self.held, added, dtype)
             case FewMma() as tiles:
