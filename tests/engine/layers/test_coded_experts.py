@@ -177,7 +177,7 @@ def test_variants_replace_those_before_them_that_do_not_support_the_weights(
     monkeypatch.setattr(coded_wgmma, "has_wgmma", lambda device: True)
     product = choose(weights)
     assert product is not None and product.plan.coded_mma == entries[:2]
-    names = [spec[1] for spec, _ in product.coded_mma_kernels(CodedWgmma(tile), 2)]
+    names = [spec[1] for spec, _ in product.mma_kernels(CodedWgmma(tile), 2, adds=False)]
     assert names == ["coded_inputs", "coded_wgmma"]
     monkeypatch.setattr(CodedWgmmaTile, "fits", lambda self, columns: columns < 64)
     product = choose(weights)

@@ -164,8 +164,8 @@ MXFP4 with those of gpt-oss-20b, for 1, 2, 8, 32, 64, 128, 256, 2048 and 8192 to
 power of two from 1 to 256. A finite limit is the geometric mean of two neighbouring measured numbers of rows
 per expert, between which the fastest variant changes; the last one of a `coded_mma` that ends with 256 tokens
 is the largest number. Tiles of `CodedWgmma` were measured for each power of two from 8 to 256, with 2 to 4
-warpgroups; `mma.sync` instead of `wgmma` in the same kernel was at most 1.4 % faster. FP8 by channels uses the
-older product from 128 rows per expert on, which multiplies experts of formats that are not in the table
+warpgroups; `mma.sync` instead of `wgmma` in the same kernel was at most 1.4 % faster. FP8 by channels uses
+the older product from 128 rows per expert on, which multiplies experts of formats that are not in the table
 (`make_quantized_product`) as well."""
 
 
