@@ -145,6 +145,9 @@ def variants(tokens: int, per_expert: float) -> dict[str, Any]:
         found["32, swap"] = plans.MEDIUM
     if per_expert >= 8:
         found["64"] = plans.LARGE
+    if per_expert >= 16:
+        for variant in many_rows_variants():
+            found[f"many rows, cluster {variant.tile.cluster}"] = variant
     if per_expert >= 32:
         found["128"] = plans.PROMPTS
         for span in (4, 8, 16):
@@ -152,6 +155,14 @@ def variants(tokens: int, per_expert: float) -> dict[str, Any]:
                 replace(plans.PROMPTS.gate_up, span=span), replace(plans.PROMPTS.down, span=span)
             )
     return found
+
+
+def many_rows_variants() -> list[Any]:
+    """Return the variants of the kernel of many rows to measure."""
+    from mizzen.kernels.experts.many_rows import ManyRowsTile
+    from mizzen.layers.experts.kernel_plans import ManyRows
+
+    return [ManyRows(ManyRowsTile(144, 4, cluster)) for cluster in (1, 2)]
 
 
 def capture(step: Step, inputs: list[torch.Tensor]) -> Callable[[], None]:

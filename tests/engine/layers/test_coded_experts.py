@@ -17,20 +17,23 @@ from mizzen.kernels.experts import coded_mma, coded_wgmma
 from mizzen.kernels.experts.coded_mma import CodedMmaTile
 from mizzen.kernels.experts.coded_wgmma import CodedWgmmaTile
 from mizzen.kernels.experts.few_rows import FewRowsTile
+from mizzen.kernels.experts.many_rows import ManyRowsTile
 from mizzen.layers.activation import ActivationFunction, ClampedSwiGLU
 from mizzen.layers.context import BuildContext
-from mizzen.layers.experts import coded_kernel_plans, coded_kernel_product
+from mizzen.layers.experts import coded_kernel_plans, coded_kernel_product, kernel_product
 from mizzen.layers.experts.coded_kernel_plans import CodedFormat
 from mizzen.layers.experts.coded_kernel_product import CodedKernelProduct, make_coded_product
-from mizzen.layers.experts.kernel_plans import CodedMma, CodedWgmma, ExpertKernelPlan, FewRows
+from mizzen.layers.experts.kernel_plans import CodedMma, CodedWgmma, ExpertKernelPlan, FewRows, ManyRows
 from mizzen.layers.experts.kernel_product import PlannedProduct
 from mizzen.layers.experts.quantized_stack import QuantizedExperts
 from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
 from mizzen.models.block import Activation
+from mizzen.quantization.schemes import Activations, ActivationScales
 
 EXPERTS, HIDDEN, WIDTH = 2, 64, 48
 FEW = FewRows(FewRowsTile(4, 64, 4), FewRowsTile(4, 64, 4))
 PLAN = ExpertKernelPlan(few_rows=FEW, few_tokens=8, grouped=(), library_rows=0, library_size=0)
+COMPUTED = Activations(scales=ActivationScales.TOKEN_GROUP, group_size=128)
 BUILD = BuildContext(device=torch.device("cpu"), dtype=torch.bfloat16)
 SILU = ActivationFunction(BUILD, Activation.SILU)
 
@@ -134,6 +137,43 @@ def test_small_batches_use_mma_if_the_kernel_supports_the_weights_and_compiles(
         product.compile(2, adds=False)
         assert bool(product.plan.coded_mma) is possible
     assert compiled == [2, 2]
+
+
+@pytest.mark.usefixtures("hopper")
+def test_large_batches_round_inputs_if_the_format_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = replace(PLAN, many_rows=((4.0, ManyRows(ManyRowsTile(128, 4))),))
+    monkeypatch.setattr(coded_kernel_plans, "CODED_PLANS", {CodedFormat(Codes.E4M3, by_row=False): plan})
+    sizes: dict[str, Any] = {"codes": Codes.E4M3, "step": 128}
+    for hidden, width, activations, served in (
+        (256, 384, COMPUTED, True),
+        (256, 384, None, False),
+        (256, 320, COMPUTED, False),
+    ):
+        gate_up, down = make_experts(2 * width, hidden, **sizes), make_experts(hidden, width, **sizes)
+        for each in (gate_up, down):
+            each.weight.activations = activations
+        product = choose(SimpleNamespace(gate_up=gate_up, down=down, biases=None, dtype=torch.bfloat16))
+        assert product is not None
+        assert (product.plan is plan) is served and (product.many_rows is not None) is served
+        assert bool(product.plan.many_rows) is served
+
+
+@pytest.mark.usefixtures("hopper")
+def test_large_batches_use_other_kernels_if_theirs_cannot_be_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = replace(PLAN, many_rows=((4.0, ManyRows(ManyRowsTile(128, 4))),))
+    monkeypatch.setattr(coded_kernel_plans, "CODED_PLANS", {CodedFormat(Codes.E4M3, by_row=False): plan})
+    gate_up, down = make_experts(512, 256, Codes.E4M3, 128), make_experts(256, 256, Codes.E4M3, 128)
+    for each in (gate_up, down):
+        each.weight.activations = COMPUTED
+    product = choose(SimpleNamespace(gate_up=gate_up, down=down, biases=None, dtype=torch.bfloat16))
+    assert product is not None and product.plan is plan
+    monkeypatch.setattr(PlannedProduct, "run", lambda self, *_, **__: None)
+    for possible in (True, False):
+        monkeypatch.setattr(kernel_product, "can_compile_all", lambda kernels, device, found=possible: found)
+        product.compile(2, adds=False)
+        assert bool(product.plan.many_rows) is possible
 
 
 def test_a_kernel_that_cannot_be_compiled_is_reported(

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from mizzen.layers.context import BuildContext
-from mizzen.layers.experts.quantized_weights import QuantizedExpertWeights
+from mizzen.layers.experts.quantized_weights import QuantizedExpertWeights, has_computed_scales
 from mizzen.layers.linear_methods.dequantized import DequantizedLinear
 from mizzen.layers.linear_methods.quantized import choose_linear
 from mizzen.layers.linear_methods.unquantized import UnquantizedLinear
@@ -25,6 +25,7 @@ from mizzen.layers.sharding import Axis, Mesh
 from mizzen.models.base import DecoderModel
 from mizzen.models.registry import read_config
 from mizzen.quantization.online import choose_quantization
+from mizzen.quantization.schemes import Activations, ActivationScales, Fp8Layout, Fp8Weights, ScaleShape
 from mizzen.weights.checkpoint_files import WeightsError
 from mizzen.weights.load import fill_dummy, load_checkpoint
 from quantized_formats import FORMATS
@@ -242,3 +243,22 @@ def test_dead_experts_give_finite_logits(
     logits = compute_logits(twin.folder, kit)
     assert logits.isfinite().all()
     assert_equal(logits, compute_reference(twin, tmp_path / "exact", kit))
+
+
+@pytest.mark.parametrize(
+    ("activations", "computed"),
+    [
+        (Activations(scales=ActivationScales.TOKEN), True),
+        (Activations(scales=ActivationScales.TOKEN_GROUP, group_size=128), True),
+        (Activations(scales=ActivationScales.TOKEN_GROUP, group_size=64), False),
+        (Activations(scales=ActivationScales.TOKEN, upper_bound=1200.0), False),
+        (Activations(scales=ActivationScales.STATIC), False),
+        (None, False),
+    ],
+)
+def test_only_inputs_with_computed_scales_may_be_rounded(
+    activations: Activations | None, computed: bool
+) -> None:
+    layout = Fp8Layout.COMPRESSED_TENSORS
+    scheme = Fp8Weights(scale_shape=ScaleShape.CHANNEL, activations=activations, layout=layout)
+    assert has_computed_scales(scheme) is computed

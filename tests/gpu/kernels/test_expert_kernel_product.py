@@ -24,7 +24,7 @@ CUDA = torch.device("cuda")
 COUNT, PER_TOKEN, HIDDEN, WIDTH = 33, 5, 2048, 768
 NAN = float("nan")
 Weights = tuple[torch.Tensor, torch.Tensor, ActivationFunction]
-VARIANTS = range(6)
+VARIANTS = range(7)
 """Indices of the variants of `HOPPER_PLAN`, and of the library behind them."""
 
 

@@ -11,6 +11,7 @@ from mizzen.kernels.experts.coded_wgmma import CodedWgmmaTile
 from mizzen.kernels.experts.few_mma import FewMmaTile
 from mizzen.kernels.experts.few_rows import FewRowsTile
 from mizzen.kernels.experts.grouped_gemm import GroupedTile
+from mizzen.kernels.experts.many_rows import ManyRowsTile
 from mizzen.layers.experts.kernel_plans import (
     CodedMma,
     CodedWgmma,
@@ -18,6 +19,7 @@ from mizzen.layers.experts.kernel_plans import (
     FewMma,
     FewRows,
     Grouped,
+    ManyRows,
 )
 from mizzen.layers.quantized.canonical import Codes, QuantizedWeight
 
@@ -40,6 +42,8 @@ ROWS_32_DEEP = GroupedTile(32, 64, 256, 3, 4, swap=True)
 GROUPED_64 = Grouped(GroupedTile(64, 64, 128, 4, 4, swap=True), GroupedTile(64, 128, 128, 3, 8, swap=True))
 ROWS_128 = GroupedTile(128, 128, 128, 3, 8, swap=True)
 ROWS_128_ORDERED = GroupedTile(128, 128, 128, 3, 8, swap=True, span=4)
+
+FP8_MANY = ManyRows(ManyRowsTile(128, 4))
 
 MMA_FEW = CodedMmaTile(1, 2, 4, 1, 2, 2, 4)
 MMA_8 = CodedMmaTile(1, 1, 4, 1, 2, 4, 3)
@@ -105,6 +109,7 @@ CODED_PLANS: dict[CodedFormat, ExpertKernelPlan] = {
             (11.31, CodedMma(FP8_16, FP8_32)),
             (16, CodedMma(FP8_32, FP8_32)),
         ),
+        many_rows=((22.63, FP8_MANY),),
     ),
     CodedFormat(Codes.E4M3, by_row=False): ExpertKernelPlan(
         few_rows=FEW,
@@ -128,6 +133,7 @@ CODED_PLANS: dict[CodedFormat, ExpertKernelPlan] = {
             ),
             (16, CodedMma(FP8_32, FP8_32)),
         ),
+        many_rows=((22.63, FP8_MANY),),
     ),
     CodedFormat(Codes.E2M1, by_row=False): ExpertKernelPlan(
         few_rows=FEW,
@@ -164,9 +170,10 @@ MXFP4 with those of gpt-oss-20b, for 1, 2, 8, 32, 64, 128, 256, 2048 and 8192 to
 power of two from 1 to 256. A finite limit is the geometric mean of two neighbouring measured numbers of rows
 per expert, between which the fastest variant changes; the last one of a `coded_mma` that ends with 256 tokens
 is the largest number. Tiles of `CodedWgmma` were measured for each power of two from 8 to 256, with 2 to 4
-warpgroups; `mma.sync` instead of `wgmma` in the same kernel was at most 1.4 % faster. FP8 by channels uses
-the older product from 128 rows per expert on, which multiplies experts of formats that are not in the table
-(`make_quantized_product`) as well."""
+warpgroups; `mma.sync` instead of `wgmma` in the same kernel was at most 1.4 % faster. `many_rows`
+of FP8 need a format with FP8 inputs; they were measured for 256, 512, 2048 and 8192 tokens. Without them, FP8
+by channels uses the older product from 128 rows per expert on, which multiplies experts of formats that are
+not in the table (`make_quantized_product`) as well."""
 
 
 def find_plan(*weights: QuantizedWeight) -> ExpertKernelPlan | None:

@@ -17,8 +17,17 @@ from mizzen.kernels.experts.grouped_coded import (
     gate_up_grouped_coded,
     put_in_parts,
 )
+from mizzen.kernels.experts.many_rows import (
+    GROUP_COLUMNS,
+    ManyRowsExperts,
+    ManyRowsOperand,
+    supports_columns,
+)
+from mizzen.kernels.experts.matrices import ExpertMatrices
+from mizzen.kernels.experts.sorted_pairs import MAX_EXPERTS
 from mizzen.kernels.launch import has_wgmma
 from mizzen.kernels.nvrtc import KernelSpec
+from mizzen.kernels.quantization.inputs import InputFormat, quantize_inputs
 from mizzen.layers.experts.coded_kernel_plans import find_plan
 from mizzen.layers.experts.kernel_plans import (
     CodedMma,
@@ -30,11 +39,15 @@ from mizzen.layers.experts.kernel_plans import (
     Grouped,
     SmallBatch,
 )
-from mizzen.layers.experts.kernel_product import PlannedProduct
+from mizzen.layers.experts.kernel_product import PlannedProduct, make_gate
 from mizzen.layers.experts.products import ExpertProduct
 from mizzen.layers.experts.quantized_kernel_product import make_matrices
 from mizzen.layers.experts.stored_weights import StoredExpertWeights
 from mizzen.layers.linear_methods.base import GateActivation
+from mizzen.layers.quantized.canonical import Codes
+
+GROUPED_E4M3 = InputFormat(dtype=torch.float8_e4m3fn, grouped=True)
+"""Form of inputs of the variant `ManyRows`."""
 
 
 class CodedKernelProduct(PlannedProduct):
@@ -63,6 +76,7 @@ class CodedKernelProduct(PlannedProduct):
             dtype=weights.dtype,
             device=self.down.values.device,
             plan=plan,
+            many_rows=make_many_rows(weights, self.gate_up, self.down, activation),
         )
 
     @staticmethod
@@ -183,6 +197,11 @@ class CodedKernelProduct(PlannedProduct):
             inner, chosen, weights, self.down, tiles.down, self.down_bias, added, dtype
         )
 
+    def many_rows_inputs(self, x: torch.Tensor) -> ManyRowsOperand:
+        """Return x [tokens, hidden] in E4M3; see `PlannedProduct`."""
+        quantized = quantize_inputs(x, GROUPED_E4M3)
+        return ManyRowsOperand(values=quantized.values, scales=quantized.scales)
+
     def run_few_rows(
         self,
         tiles: FewRows,
@@ -211,6 +230,41 @@ class CodedKernelProduct(PlannedProduct):
             out_parts=self.down.parts,
         )
         return down_grouped_coded(inner, aligned, self.down, tiles.down, self.down_bias)
+
+
+def make_many_rows(
+    weights: StoredExpertWeights, gate_up: ExpertMatrices, down: ExpertMatrices, activation: GateActivation
+) -> ManyRowsExperts | None:
+    """Return the experts for the variant `ManyRows`, which multiplies E4M3 by inputs rounded to E4M3.
+
+    Returns:
+        The experts; None if the format does not have such inputs, or the kernel does not support the weights.
+    """
+    rounds = all(each.weight.activations is not None for each in (weights.gate_up, weights.down))
+    if not rounds or weights.dtype != torch.bfloat16 or down.experts > MAX_EXPERTS:
+        return None
+    if not supports_columns(down.rows, down.columns, fp8=True):
+        return None
+    for matrices in (gate_up, down):
+        plain = matrices.codes is Codes.E4M3 and matrices.zeros is None and matrices.orders is None
+        if not plain or not (matrices.by_row or matrices.column_step == GROUP_COLUMNS):
+            return None
+    biases = weights.biases
+    return ManyRowsExperts(
+        gate_up=make_operand(gate_up),
+        down=make_operand(down),
+        held=down.experts,
+        gate=make_gate(activation),
+        gate_up_bias=None if biases is None else biases.gate_up,
+        down_bias=None if biases is None else biases.down,
+    )
+
+
+def make_operand(matrices: ExpertMatrices) -> ManyRowsOperand:
+    """Return E4M3 weights for the variant `ManyRows`; codes are not copied, scales are if they are narrow."""
+    return ManyRowsOperand(
+        values=matrices.values, scales=matrices.scales.float().contiguous(), row_step=matrices.row_step
+    )
 
 
 def make_coded_product(

@@ -14,6 +14,7 @@ from mizzen.kernels.experts.coded_wgmma import CodedWgmmaTile
 from mizzen.kernels.experts.few_mma import FewMmaTile
 from mizzen.kernels.experts.few_rows import FewRowsTile
 from mizzen.kernels.experts.grouped_gemm import GroupedTile
+from mizzen.kernels.experts.many_rows import ManyRowsTile
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +57,20 @@ class CodedWgmma:
 
 
 @dataclass(frozen=True, slots=True)
+class ManyRows:
+    """The kernel of `mizzen.kernels.experts.many_rows`, with its tile for both products."""
+
+    tile: ManyRowsTile
+
+
+@dataclass(frozen=True, slots=True)
 class Library:
     """The grouped GEMM of PyTorch."""
 
 
 SmallBatch = CodedMma | FewMma | CodedWgmma
 """Kernels for small batches of quantized experts."""
-Variant = FewRows | Grouped | SmallBatch | Library
+Variant = FewRows | Grouped | SmallBatch | ManyRows | Library
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +111,9 @@ class ExpertKernelPlan:
     """Variants of small batches that are used instead of all others, each with the largest mean number of
     rows per expert for which it is used, in ascending order. Variants behind them, with smaller numbers,
     replace variants that do not support the weights."""
+    many_rows: tuple[tuple[float, ManyRows], ...] = ()
+    """Variants of large batches that are used instead of `grouped` and the library, each with the smallest
+    mean number of rows per expert for which it is used, in descending order."""
 
     def variant(self, tokens: int, per_token: int, sizes: ExpertSizes) -> Variant:
         """Return the variant for a batch, which depends on its size alone, and not on the experts chosen."""
@@ -113,14 +124,21 @@ class ExpertKernelPlan:
                     return variant
         if tokens <= self.few_tokens:
             return self.few_rows
+        for limit, many in self.many_rows:
+            if rows >= limit:
+                return many
         if rows >= self.library_rows and sizes.mean_size >= self.library_size:
             return Library()
         return next(variant for limit, variant in self.grouped if rows <= limit)
 
     @property
-    def variants(self) -> tuple[FewRows | Grouped | SmallBatch, ...]:
+    def variants(self) -> tuple[FewRows | Grouped | SmallBatch | ManyRows, ...]:
         """All variants that may be used, but for the library."""
-        return (self.few_rows, *(variant for _, variant in (*self.coded_mma, *self.grouped)))
+        return (
+            self.few_rows,
+            *(variant for _, variant in (*self.coded_mma, *self.grouped)),
+            *(variant for _, variant in self.many_rows),
+        )
 
 
 FEW_ROWS = FewRows(FewRowsTile(4, 2048, 4), FewRowsTile(2, 1024, 4))
@@ -134,11 +152,13 @@ HOPPER_PLAN = ExpertKernelPlan(
     grouped=((12, SMALL), (24, MEDIUM), (48, LARGE), (math.inf, PROMPTS)),
     library_rows=256,
     library_size=4096,
+    many_rows=((90.51, ManyRows(ManyRowsTile(144, 4, cluster=2))), (22.63, ManyRows(ManyRowsTile(144, 4)))),
 )
 """Plan for GPUs of the Hopper generation.
 
 On an H100 with the experts of Qwen3-30B-A3B, gpt-oss-20b and Mixtral, it chooses the fastest variant, or one
-that took at most 1 % longer, for 1, 8, 32, 64, 128, 512 and 8192 tokens. Limits between these sizes are
-estimated. With 8192 tokens, the largest tiles took 56 % and 65 % of the library's time for experts whose mean
-size is 1117 and 2880, but 145 % for Mixtral's, whose mean size is 6371.
+that took at most 2 % longer, for 1, 8, 32, 64, 128, 512 and 8192 tokens. Limits between these sizes are
+estimated; those of `many_rows` are the geometric means of two neighbouring measured numbers of rows per
+expert, between which the fastest variant changes. `grouped` and the library multiply large batches if the
+kernel of `many_rows` cannot be compiled.
 """

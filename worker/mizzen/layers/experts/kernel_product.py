@@ -7,6 +7,7 @@ All shapes are static and nothing is synchronised with the host, so that CUDA gr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 import torch
 
@@ -14,8 +15,15 @@ from mizzen.kernels.experts.align import AlignedPairs, align_pairs
 from mizzen.kernels.experts.few_rows import down_rows, gate_up_rows
 from mizzen.kernels.experts.gate import KINDS, Gate
 from mizzen.kernels.experts.grouped_gemm import down_grouped, gate_up_grouped
+from mizzen.kernels.experts.many_rows import (
+    ManyRowsExperts,
+    ManyRowsOperand,
+    can_compile_all,
+    supports_columns,
+)
 from mizzen.kernels.experts.route import MAX_TOKENS, RouterKernel
 from mizzen.kernels.experts.router import LOGITS_ROWS, RoutingRules, choose_experts, router_logits
+from mizzen.kernels.experts.sorted_pairs import MAX_EXPERTS, sort_pairs
 from mizzen.kernels.experts.weighted_sum import sum_pairs
 from mizzen.kernels.launch import has_wgmma
 from mizzen.layers.activation import ClampedSwiGLU
@@ -30,6 +38,7 @@ from mizzen.layers.experts.kernel_plans import (
     FewRows,
     Grouped,
     Library,
+    ManyRows,
     Variant,
 )
 from mizzen.layers.experts.products import ExpertProduct, GroupedProduct
@@ -50,6 +59,7 @@ class PlannedProduct(ABC):
 
     A token's result is the same in all batches that use the same variant. Between variants, float32 sums
     round differently, and only some round each expert's output to the model's data type before the sum.
+    `ManyRows` of E4M3 experts also rounds inputs and inner elements to E4M3.
     """
 
     def __init__(
@@ -63,6 +73,7 @@ class PlannedProduct(ABC):
         dtype: torch.dtype,
         device: torch.device,
         plan: ExpertKernelPlan,
+        many_rows: ManyRowsExperts | None = None,
     ) -> None:
         """Keep what the product needs besides the weights.
 
@@ -75,8 +86,12 @@ class PlannedProduct(ABC):
             dtype: Data type of inputs.
             device: Device of the weights.
             plan: Variants by size.
+            many_rows: Experts for the variant `ManyRows`; None if its kernel does not support them.
         """
-        self.gate, self.library, self.plan = make_gate(activation), library, plan
+        self.gate, self.library, self.many_rows = make_gate(activation), library, many_rows
+        self.plan = plan
+        if many_rows is None and plan is not None and plan.many_rows:
+            self.plan = replace(plan, many_rows=())
         self.sizes, self.held, self.dtype, self.device = sizes, held, dtype, device
         self.gate_up_bias = None if biases is None else biases.gate_up
         self.down_bias = None if biases is None else biases.down
@@ -134,6 +149,10 @@ class PlannedProduct(ABC):
         """
         raise TypeError(f"{type(self).__name__} has no {tiles}")
 
+    def many_rows_inputs(self, x: torch.Tensor) -> ManyRowsOperand:
+        """Return the inputs x [tokens, hidden] in the type of the weights of `many_rows`."""
+        return ManyRowsOperand(values=x)
+
     def __call__(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return this rank's sums of outputs, float32 [tokens, hidden]; see `ExpertProduct`."""
         return self.run(x, chosen, weights, dtype=torch.float32)
@@ -174,6 +193,13 @@ class PlannedProduct(ABC):
                 return sum_pairs(outputs, chosen, weights, self.held, added, dtype)
             case FewMma() as tiles:
                 return self.run_few_mma(tiles, x, chosen, weights, added, dtype)
+            case ManyRows(tile):
+                if self.many_rows is None:
+                    raise TypeError(f"{type(self).__name__} has no {tile}")
+                pairs = sort_pairs(chosen, self.held, tile.block)
+                inputs = self.many_rows_inputs(x)
+                outputs = self.many_rows.multiply(inputs, per_token, pairs, tile)
+                return sum_pairs(outputs, chosen, weights, self.held, added, dtype)
             case Library():
                 total = self.library(x, chosen, weights)
                 return (total if added is None else total.add_(added)).to(dtype)
@@ -182,8 +208,14 @@ class PlannedProduct(ABC):
         """Compile the kernels of all variants, for tokens with that many experts.
 
         Each variant runs for one token without experts, and so reads no weights. The library compiles
-        nothing. `adds` says whether `run` will get a tensor to add.
+        nothing. `adds` says whether `run` will get a tensor to add. Without the compiler of `ManyRows`, the
+        plan loses these.
         """
+        if self.many_rows is not None:
+            tiles = (variant.tile for _, variant in self.plan.many_rows)
+            kernels = frozenset(kernel for tile in tiles for kernel in self.many_rows.kernels(tile))
+            if kernels and not can_compile_all(kernels, self.device):
+                self.plan = replace(self.plan, many_rows=())
         x = torch.zeros(1, self.sizes.hidden, dtype=self.dtype, device=self.device)
         none = torch.full((1, per_token), self.held, dtype=torch.int64, device=self.device)
         weights = torch.zeros(1, per_token, device=self.device)
@@ -211,6 +243,20 @@ class KernelProduct(PlannedProduct):
         """
         held, hidden, width = down.shape
         sizes = ExpertSizes(experts, hidden, width)
+        many_rows: ManyRowsExperts | None = None
+        if (
+            down.dtype == torch.bfloat16
+            and supports_columns(hidden, width, fp8=False)
+            and held <= MAX_EXPERTS
+        ):
+            many_rows = ManyRowsExperts(
+                gate_up=ManyRowsOperand(values=gate_up.view(-1, hidden)),
+                down=ManyRowsOperand(values=down.view(-1, width)),
+                held=held,
+                gate=make_gate(activation),
+                gate_up_bias=None if biases is None else biases.gate_up,
+                down_bias=None if biases is None else biases.down,
+            )
         super().__init__(
             activation,
             biases,
@@ -220,6 +266,7 @@ class KernelProduct(PlannedProduct):
             dtype=down.dtype,
             device=down.device,
             plan=plan,
+            many_rows=many_rows,
         )
         self.gate_up, self.down = gate_up, down
 

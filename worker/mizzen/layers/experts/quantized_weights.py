@@ -14,6 +14,7 @@ from mizzen.layers.linear_methods.base import LinearPart
 from mizzen.models.experts_config import ExpertLayout, ExpertsConfig
 from mizzen.models.hf_fields import ConfigError
 from mizzen.quantization.schemes import (
+    ActivationScales,
     Fp8Layout,
     Fp8Weights,
     Int8Weights,
@@ -22,12 +23,16 @@ from mizzen.quantization.schemes import (
     describe_scheme,
 )
 
+GROUP_COLUMNS = 128
+"""Columns of inputs that share a scale in products that quantize inputs."""
+
 
 class QuantizedExpertWeights(StoredExpertWeights):
     """Weights of experts in the formats of linear layers.
 
-    Products never quantize the inputs of experts, whatever the checkpoint asks for: the result is that of the
-    exact weights. The experts have no biases.
+    If the format has inputs in FP8 with computed scales, products may quantize the inputs of large batches,
+    with a scale for each 128 columns. Otherwise products never quantize the inputs, whatever the format says:
+    the result is that of the exact weights. The experts have no biases.
     """
 
     def __init__(
@@ -53,7 +58,7 @@ class QuantizedExpertWeights(StoredExpertWeights):
         Raises:
             ConfigError: The scheme does not suit the layout of the experts, or they have biases.
         """
-        if isinstance(scheme, Fp8Weights | Int8Weights):
+        if isinstance(scheme, Fp8Weights | Int8Weights) and not has_computed_scales(scheme):
             scheme = msgspec.structs.replace(scheme, activations=None)
         if experts.biases or experts.interleaved:
             raise ConfigError(
@@ -83,6 +88,16 @@ class QuantizedExpertWeights(StoredExpertWeights):
             "gate_up": make(map(parts.gate_up, indices), 2 * parts.own_width, hidden),
             "down": make(map(parts.down, indices), hidden, parts.own_width),
         }
+
+
+def has_computed_scales(scheme: Fp8Weights | Int8Weights) -> bool:
+    """Return whether inputs are in FP8, with computed scales of tokens or of at least 128 columns each."""
+    activations = scheme.activations
+    if isinstance(scheme, Int8Weights) or activations is None or activations.upper_bound is not None:
+        return False
+    if activations.scales is ActivationScales.TOKEN_GROUP:
+        return activations.group_size >= GROUP_COLUMNS
+    return activations.scales is ActivationScales.TOKEN
 
 
 def check_stacked(scheme: WeightScheme, experts: ExpertsConfig, prefix: str) -> None:

@@ -153,7 +153,6 @@ class RoundedExperts:
                 rounded,
                 values=rounded.values.new_empty(total, rounded.values.shape[1]),
                 scales=rounded.scales.new_empty(total, rounded.scales.shape[1]),
-                activations=None,
             )
         own = slice(index * rows, (index + 1) * rows)
         self.weight.values[own].copy_(rounded.values)
