@@ -18,7 +18,7 @@ from mizzen.kernels.experts.gate import Gate
 from mizzen.kernels.experts.grouped_gemm import GroupedTile
 from mizzen.layers.activation import ActivationFunction
 from mizzen.layers.context import BuildContext
-from mizzen.layers.experts.kernel_plans import HOPPER_PLAN
+from mizzen.layers.experts.kernel_plans import HOPPER_PLAN, ManyRows
 from mizzen.layers.experts.kernel_product import ExpertKernels, KernelProduct, KernelRouter, make_rules
 from mizzen.layers.experts.products import SortedProduct
 from mizzen.layers.experts.router import ExpertRouter
@@ -250,6 +250,8 @@ def test_every_variant_of_the_plan_equals_the_product_without_kernels() -> None:
     kernels.compile(adds=True)
     expected = library(x, *plain(x)) + x.float()
     for variant in HOPPER_PLAN.variants:
+        if not GPU and isinstance(variant, ManyRows):
+            continue  # the interpreter runs only Triton's kernels
         found = product.run(x, *kernels.router(x), added=x, variant=variant)
         assert found.dtype == DTYPE
         tolerance = TOLERANCE * expected.abs().max().item()
