@@ -58,7 +58,14 @@ from mizzen.engine.loading.phases import ReportPhase, StartupPhases
 from mizzen.engine.loading.resolve import check_options, resolve_kv_dtype, scheduler_config, uses_own_kernels
 from mizzen.engine.loading.served_images import ServedImages, read_served_images
 from mizzen.engine.loading.validate import make_trace_folder
-from mizzen.engine.loading.warmup import make_runner, warm_up, warm_up_images
+from mizzen.engine.loading.warmup import (
+    WARM_UP_STEP,
+    first_image_step,
+    make_runner,
+    warm_up,
+    warm_up_images,
+    warm_up_prompts,
+)
 from mizzen.engine.sampling.logits_params import TokenMasks
 from mizzen.engine.uploader import Uploader
 from mizzen.layers.experts.load import ExpertLoad
@@ -220,6 +227,9 @@ def build_model(
             device, lambda: make_runner(options, step, device, delay, progress)
         )
     with phases("warmup"):
+        if device.type == "cuda":
+            first = (WARM_UP_STEP if images is None else first_image_step()) - 2
+            warm_up_prompts(runner, step, first, min(context, options.prefill_chunk_tokens))
         if images is not None:
             warm_up_images(runner, step, images.rules, has_sections=config.rope.has_sections)
         if image_memory is not None:

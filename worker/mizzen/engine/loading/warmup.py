@@ -33,12 +33,17 @@ log = logging.getLogger(__name__)
 
 WARM_UP_EDGE = 224
 """Width and height in pixels of the image that is encoded to warm up."""
+WARM_UP_STEP = -5
+"""Number of the first step of `warm_up`."""
 WARM_UP_CHUNKS = (1, 2, 9)
 """Tokens of the chunks with an image that warm up; GEMMs for 1, 2 to 8, and 9 to 16 rows differ."""
 MAX_SMALL_BATCH = 256
 """Largest number of rows that the GEMMs for small batches support."""
 BATCH_STEP = 8
 """Number that divides the batch sizes for which these GEMMs are compiled."""
+PROMPT_CHUNK = MAX_SMALL_BATCH + BATCH_STEP
+"""Largest number of tokens of the chunks of text that warm up steps without graphs: more than the GEMMs for
+small batches support, so that those are not compiled for it."""
 
 
 def make_runner(
@@ -178,6 +183,37 @@ def warm_up(runner: Runner, config: ModelConfig) -> None:
         runner.collect()
 
 
+def warm_up_prompts(runner: Runner, step: StepExecutor, first_step: int, tokens: int) -> None:
+    """Run the two chunks of a prompt without graphs, as steps run that are larger than all graphs.
+
+    Attention to the first chunk of a prompt uses other kernels than that to chunks with a cached prefix. The
+    steps use page 0 and slot 0, which no request holds yet.
+
+    Args:
+        runner: The runner of this rank.
+        step: Runs the steps for the runner.
+        first_step: Number of the first one of the two steps.
+        tokens: Number of tokens of a prompt, and of a step, that the engine supports.
+    """
+    graphs, step.prefill_graphs = step.prefill_graphs, None
+    size = max(1, min(PROMPT_CHUNK, tokens // 2))
+    start = SlotStart(slot=0, length=0, sampling=SamplingParams(temperature=0), seed=0)
+    for index, starts in enumerate(((start,), ())):
+        chunk = PrefillChunk(slot=0, start=index * size, tokens=np.zeros(size, np.int32), last=index == 1)
+        number = first_step + index
+        plan = StepPlan(
+            step=number,
+            decode=no_ints(),
+            decode_version=number,
+            pages=PageWrites(),
+            starts=starts,
+            prefill=(chunk,),
+        )
+        runner.launch(plan)
+        runner.collect()
+    step.prefill_graphs = graphs
+
+
 def warm_up_images(runner: Runner, step: StepExecutor, rules: ImageRules, *, has_sections: bool) -> None:
     """Encode a small image, and run steps with its first embedding, so that the first image does not wait.
 
@@ -197,6 +233,11 @@ def warm_up_images(runner: Runner, step: StepExecutor, rules: ImageRules, *, has
     step.prefill_graphs = graphs
 
 
+def first_image_step() -> int:
+    """Return the number of the first step of `warm_up_images`, which precede those of `warm_up`."""
+    return WARM_UP_STEP - 2 - len(WARM_UP_CHUNKS)
+
+
 def image_warm_up_plans(rules: ImageRules, *, has_sections: bool) -> Iterator[StepPlan]:
     """Yield the plans of `warm_up_images`.
 
@@ -212,7 +253,7 @@ def image_warm_up_plans(rules: ImageRules, *, has_sections: bool) -> Iterator[St
     )
     image = ChunkImage(digest=digest, first=0, offsets=np.zeros(1, np.int32))
     start = SlotStart(slot=0, length=0, sampling=SamplingParams(temperature=0), seed=0)
-    one, step = np.zeros(1, np.int32), -7 - len(WARM_UP_CHUNKS)
+    one, step = np.zeros(1, np.int32), first_image_step()
 
     def make_chunk(tokens: int, *, last: bool) -> PrefillChunk:
         return PrefillChunk(
