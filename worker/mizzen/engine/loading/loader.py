@@ -229,7 +229,8 @@ def build_model(
     with phases("warmup"):
         if device.type == "cuda":
             first = (WARM_UP_STEP if images is None else first_image_step()) - 2
-            warm_up_prompts(runner, step, first, min(context, options.prefill_chunk_tokens))
+            room = min(context, scheduling.columns * options.page_size, options.prefill_chunk_tokens)
+            warm_up_prompts(runner, step, first, room)
         if images is not None:
             warm_up_images(runner, step, images.rules, has_sections=config.rope.has_sections)
         if image_memory is not None:
