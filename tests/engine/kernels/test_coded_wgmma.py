@@ -113,7 +113,8 @@ def test_lanes_that_read_codes_together_do_not_conflict() -> None:
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_tilings_of_plans_fit_the_gpu(tile: CodedWgmmaTile) -> None:
     assert tile.n_tiles in PAIR_TILES and tile.stages >= 2 and tile.fragments in (2, 4)
-    assert tile.fits(2880) and not tile.fits(8192)
+    assert tile.fits(2880, 2880) and not tile.fits(2880, 8192)
+    assert not tile.fits(256 * tile.stages, 2880)  # a step that is no longer than the ring of stages
     assert tile.threads <= 1024
 
 

@@ -18,9 +18,11 @@ from mizzen.kernels.experts.coded_mma import CodedMmaTile
 from mizzen.kernels.experts.coded_wgmma import CodedWgmmaTile
 from mizzen.kernels.experts.few_rows import FewRowsTile
 from mizzen.kernels.experts.many_rows import ManyRowsTile
+from mizzen.kernels.quantization.inputs import MAX_FEW_TOKENS
 from mizzen.layers.activation import ActivationFunction, ClampedSwiGLU
 from mizzen.layers.context import BuildContext
 from mizzen.layers.experts import coded_kernel_plans, coded_kernel_product, kernel_product
+from mizzen.layers.experts.biases import ExpertBiases
 from mizzen.layers.experts.coded_kernel_plans import CodedFormat
 from mizzen.layers.experts.coded_kernel_product import CodedKernelProduct, make_coded_product
 from mizzen.layers.experts.kernel_plans import CodedMma, CodedWgmma, ExpertKernelPlan, FewRows, ManyRows
@@ -170,10 +172,13 @@ def test_large_batches_use_other_kernels_if_theirs_cannot_be_compiled(
     product = choose(SimpleNamespace(gate_up=gate_up, down=down, biases=None, dtype=torch.bfloat16))
     assert product is not None and product.plan is plan
     monkeypatch.setattr(PlannedProduct, "run", lambda self, *_, **__: None)
+    quantized: list[int] = []
+    monkeypatch.setattr(CodedKernelProduct, "many_rows_inputs", lambda self, x: quantized.append(len(x)))
     for possible in (True, False):
         monkeypatch.setattr(kernel_product, "can_compile_all", lambda kernels, device, found=possible: found)
         product.compile(2, adds=False)
         assert bool(product.plan.many_rows) is possible
+    assert quantized == [MAX_FEW_TOKENS + 1]  # few tokens have a kernel of their own
 
 
 def test_a_kernel_that_cannot_be_compiled_is_reported(
@@ -215,11 +220,12 @@ def test_variants_replace_those_before_them_that_do_not_support_the_weights(
     product = choose(weights)
     assert product is not None and product.plan.coded_mma == (entries[0], entries[2])
     monkeypatch.setattr(coded_wgmma, "has_wgmma", lambda device: True)
+    monkeypatch.setattr(CodedWgmmaTile, "fits", lambda self, hidden, width: (hidden, width) == (64, 64))
     product = choose(weights)
     assert product is not None and product.plan.coded_mma == entries[:2]
     names = [spec[1] for spec, _ in product.mma_kernels(CodedWgmma(tile), 2, adds=False)]
     assert names == ["coded_inputs", "coded_wgmma"]
-    monkeypatch.setattr(CodedWgmmaTile, "fits", lambda self, columns: columns < 64)
+    monkeypatch.setattr(CodedWgmmaTile, "fits", lambda self, hidden, width: False)
     product = choose(weights)
     assert product is not None and product.plan.coded_mma == (entries[0], entries[2])
 
@@ -233,3 +239,18 @@ def test_wgmma_multiplies_all_pairs_with_both_projections(monkeypatch: pytest.Mo
     x, chosen, tile = torch.zeros(1, HIDDEN), torch.zeros(1, 2, dtype=torch.int64), CodedWgmmaTile(1, 3, 2, 2)
     product.run_coded_mma(CodedWgmma(tile), x, chosen)
     assert calls == [(x, chosen, product.gate_up, product.down, product.gate, tile, None, None)]
+
+
+@pytest.mark.usefixtures("hopper")
+def test_wgmma_adds_no_biases_of_down_that_another_rank_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = make_weights()
+    weights.biases = ExpertBiases(torch.ones(EXPERTS, 2 * WIDTH), None)
+    product = choose(weights)
+    assert product is not None
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(coded_wgmma, "multiply_pairs", lambda *call: calls.append(call))
+    x, chosen = torch.zeros(1, HIDDEN), torch.zeros(1, 2, dtype=torch.int64)
+    product.run_coded_mma(CodedWgmma(CodedWgmmaTile(1, 3, 2, 2)), x, chosen)
+    gate_up_bias, down_bias = calls[0][-2:]
+    assert gate_up_bias is weights.biases.gate_up
+    assert torch.equal(down_bias, torch.zeros(EXPERTS, HIDDEN))

@@ -1,61 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prompt that warms up steps without graphs begins without a cached prefix, and goes on with one."""
+"""Steps that warm up an engine for images, and the row counts of kernels that steps without graphs need."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from pathlib import Path
 
 import pytest
+from image_prompts import read_rules, save_image_twin
 
-from mizzen.core.step_plan import StepPlan
-from mizzen.engine.loading.warmup import (
-    MAX_SMALL_BATCH,
-    WARM_UP_STEP,
-    first_image_step,
-    image_warm_up_plans,
-    warm_up,
-    warm_up_prompts,
-)
+from mizzen.engine.loading.warmup import eager_row_counts, image_warm_up_plans
+from mizzen.kernels.gemm import swap_ab
 
 
-class RecordingRunner:
-    """Records plans, and whether prefill graphs could have run them."""
-
-    def __init__(self, step: Any) -> None:
-        self.step = step
-        self.plans: list[StepPlan] = []
-        self.graphs: list[object] = []
-
-    def launch(self, plan: StepPlan) -> None:
-        self.plans.append(plan)
-        self.graphs.append(self.step.prefill_graphs)
-
-    def collect(self) -> None:
-        return None
+@pytest.mark.parametrize("name", ["qwen2.5-vl", "llava-next"])
+def test_steps_with_images_cover_all_row_groups_and_decodes(name: str, tmp_path: Path) -> None:
+    save_image_twin(tmp_path, name)
+    plans = list(image_warm_up_plans(read_rules(tmp_path), has_sections=name.startswith("qwen")))
+    rows = [len(plan.decode) + sum(len(chunk.tokens) for chunk in plan.prefill) for plan in plans]
+    assert {-(-count // 8) for count in rows} == {1, 2}
+    assert 1 in rows
+    assert any(len(plan.decode) and plan.prefill for plan in plans)
+    encoded = [encoding.digest for plan in plans for encoding in plan.encodings]
+    assert encoded == [digest for plan in plans for digest in plan.dropped_images]
+    assert plans[-1].step == -6
+    assert [plan.step for plan in plans] == sorted({plan.step for plan in plans})
 
 
-@pytest.mark.parametrize(("supported", "size"), [(8192, MAX_SMALL_BATCH + 8), (40, 20), (1, 1)])
-def test_a_prompt_runs_in_two_chunks_without_graphs(supported: int, size: int) -> None:
-    step: Any = SimpleNamespace(prefill_graphs="graphs")
-    runner: Any = RecordingRunner(step)
-    warm_up_prompts(runner, step, WARM_UP_STEP - 2, supported)
-    chunks = [plan.prefill[0] for plan in runner.plans]
-    assert [(chunk.start, len(chunk.tokens), chunk.last) for chunk in chunks] == [
-        (0, size, False),
-        (size, size, True),
-    ]
-    assert [len(plan.starts) for plan in runner.plans] == [1, 0]
-    assert runner.graphs == [None, None] and step.prefill_graphs == "graphs"
-
-
-def test_steps_of_the_warm_up_are_consecutive(monkeypatch: pytest.MonkeyPatch) -> None:
-    step: Any = SimpleNamespace(prefill_graphs=None)
-    runner: Any = RecordingRunner(step)
-    warm_up_prompts(runner, step, first_image_step() - 2, 100)
-    geometry = SimpleNamespace(grid=(1, 2, 2), embeddings=1, pixel_shape=(2, 2, 3))
-    rules: Any = SimpleNamespace(geometry=lambda width, height: geometry)
-    runner.plans += image_warm_up_plans(rules, has_sections=False)
-    warm_up(runner, SimpleNamespace())  # type: ignore[arg-type]
-    numbers = [plan.step for plan in runner.plans]
-    assert numbers == list(range(numbers[0], 1))
+@pytest.mark.parametrize("most", [1, 40, 72, 4096])
+@pytest.mark.parametrize("shape", [(4096, 1024), (1024, 3072), (12288, 4096)])
+def test_small_products_of_any_step_are_compiled_at_the_start(most: int, shape: tuple[int, int]) -> None:
+    compiled = swap_ab.kernel_specs(*shape, eager_row_counts(most))
+    assert swap_ab.kernel_specs(*shape, range(1, min(most, 256) + 1)) <= compiled

@@ -322,7 +322,7 @@ class BatchKVAttention(Protocol):
 
     @property
     def reads_batch_kv(self) -> bool:
-        """Whether a fused kernel should leave rotated keys in the batch, beside those in the cache."""
+        """Whether a fused kernel should also write rotated keys back to the QKV projection."""
         ...
 
 

@@ -297,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) coded_mma(
     at.shared = shared, at.scales = shared + SCALES_AT, at.stages = (unsigned)__cvta_generic_to_shared(shared);
     at.block_output = blockIdx.x * ROW_TILES * BLOCK_OUTPUTS, at.first_row = at.row_warp * M_TILES * TILE_OUTPUTS, at.offset = at.block_output % ROW_STEP;
     at.tile_output = at.block_output + at.first_row;
-    const bool one_token = CODES == E4M3 && HAS_GATE && all.pairs == PER_ROW;  // slots are pairs
+    const bool one_token = CODES == E4M3 && HAS_GATE && PER_ROW <= HELD && all.pairs == PER_ROW;  // slots are pairs
     if (threadIdx.x < 32) present[threadIdx.x] = 0;
     // The second kernel is launched once all blocks of the first have waited for the router.
     if (HAS_GATE) asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -321,7 +321,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) coded_mma(
     const int first_row = min(at.tile_output, SIZE - M_TILES * TILE_OUTPUTS) + at.lane / PIECES;
     at.codes = all.values + ((size_t)expert * SIZE * (1 + HAS_GATE) + first_row) * LINE + at.lane % PIECES * 16;
 #pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) load_codes(at, i, i);
+    for (int i = 0; i < STAGES - 1; i++)
+        if (i < ROW_TILES * CHUNKS) load_codes(at, i, i);
     const size_t block_row = (size_t)expert * SIZE * (1 + HAS_GATE) + at.block_output;
     const int block_rows = min(BLOCK_OUTPUTS, SIZE - at.block_output);
     if (CODES == E4M3) copy_shared_scales(at.scales, all.scales, expert, at.block_output);
@@ -337,7 +338,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) coded_mma(
     for (int first = 0; first < total; first += PAIRS) {
         if (first > 0) {
             __syncthreads();  // the sums of the pairs before are where inputs are stored
-            for (int i = 0; i < STAGES - 1; i++) load_codes(at, i, i);
+            for (int i = 0; i < STAGES - 1; i++)
+                if (i < ROW_TILES * CHUNKS) load_codes(at, i, i);
         }
         const int count = min(PAIRS, total - first), tiles = (count + 7) / 8;
         const u16* const pairs = picks + first;

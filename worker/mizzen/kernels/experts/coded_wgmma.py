@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer's products with quantized experts by `wgmma`, bound by the memory that holds the weights.
+"""A layer's products with quantized experts by `wgmma`, limited by the bandwidth at which weights are read.
 
 One kernel gathers the inputs of all pairs in the order of their experts. Another one multiplies them by gate
 and up, and the results by down: its blocks stay on the GPU, and load the codes of their next product while
@@ -36,6 +36,8 @@ BLOCK_COLUMNS = 128
 """Columns whose order differs between a product and memory; rows of inputs are multiples of them."""
 PAIR_TILES = (1, 2, 3, 4, 6, 8)
 """Tiles of 8 pairs of an expert that a kernel distinguishes."""
+STAGE_COLUMNS = 256
+"""Columns of a stage."""
 UNIT_ROWS = 64
 """Weight rows of a unit, which a warpgroup multiplies at a time."""
 UNIT_CODE_BYTES = 8192
@@ -81,9 +83,14 @@ class CodedWgmmaTile:
         # Stages are aligned. The last block of columns may be incomplete, but scales of a whole one are read.
         return ALIGNMENT + self.stages * stage + scales + 16
 
-    def fits(self, columns: int) -> bool:
-        """Return whether a block fits into an SM's shared memory; rows have at most `columns` columns."""
-        return self.shared_bytes(columns) <= MAX_SHARED_BYTES - STATIC_BYTES
+    def fits(self, hidden: int, width: int) -> bool:
+        """Return whether a block fits into shared memory, and steps are longer than the ring of stages.
+
+        Warpgroups announce finished inner elements with one counter. It counts right if none of them can be
+        two steps ahead of another, so a step of gate and up must have more stages than the ring.
+        """
+        fits = self.shared_bytes(max(hidden, width)) <= MAX_SHARED_BYTES - STATIC_BYTES
+        return fits and -(-hidden // STAGE_COLUMNS) > self.stages
 
 
 def supports(gate_up: ExpertMatrices, down: ExpertMatrices) -> bool:
@@ -226,8 +233,10 @@ def multiply_pairs(
         down_bias: Biases of the outputs, [held, hidden]; of both projections or of none.
 
     Raises:
-        ValueError: There are more than `MAX_PAIRS` pairs.
+        ValueError: There are more than `MAX_PAIRS` pairs, or only one of the biases.
     """
+    if (gate_up_bias is None) != (down_bias is None):
+        raise ValueError("both projections have biases, or none")
     if chosen.numel() > MAX_PAIRS:
         raise ValueError(f"{chosen.numel()} pairs are more than {MAX_PAIRS}")
     pairs = order_pairs(x, chosen, gate_up, down)

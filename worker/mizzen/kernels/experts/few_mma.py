@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of a few tokens with experts in FP8, bound by the memory that holds the weights.
+"""Products of a few tokens with experts in FP8, limited by the bandwidth at which weights are read.
 
 A warp multiplies 16 weight rows of an expert by some columns of one pair, and shares nothing with others
 until its sums are added to theirs. The second kernel starts to load codes while the first still runs, and

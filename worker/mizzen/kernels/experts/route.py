@@ -19,6 +19,8 @@ CLUSTER = 8
 MAX_REGISTERS = 96
 """Maximum number of registers of a thread that hold weights and inputs."""
 MAX_PER_TOKEN = 32
+MAX_COUNT = 256
+"""Maximum number of experts, whose logits a block keeps in shared memory."""
 TOKENS = 8
 """Tokens of a block."""
 MAX_TOKENS = 256
@@ -68,6 +70,7 @@ class RouterKernel:
             and m_tiles * 16 * TOKENS <= 32 * WARPS
             and units * 4 * (2 * m_tiles + 1) <= MAX_REGISTERS
             and rules.groups == 1
+            and rules.count <= MAX_COUNT
             and rules.per_token <= min(MAX_PER_TOKEN, rules.count)
             and (logit_bias is None or logit_bias.dtype == torch.float32)
             and (correction is None or correction.dtype == torch.float32)

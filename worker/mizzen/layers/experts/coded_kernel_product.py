@@ -78,6 +78,10 @@ class CodedKernelProduct(PlannedProduct):
             plan=plan,
             many_rows=make_many_rows(weights, self.gate_up, self.down, activation),
         )
+        self.no_down_bias: torch.Tensor | None = None
+        """Zeros [held, hidden] if another rank adds the biases of the down projection, else None."""
+        if self.gate_up_bias is not None and self.down_bias is None:
+            self.no_down_bias = self.gate_up_bias.new_zeros(self.held, self.sizes.hidden)
 
     @staticmethod
     def supports(weights: StoredExpertWeights, activation: GateActivation) -> bool:
@@ -105,7 +109,9 @@ class CodedKernelProduct(PlannedProduct):
         kept: tuple[tuple[float, SmallBatch], ...] = ()
         for limit, variant in self.plan.coded_mma:
             if isinstance(variant, CodedWgmma):
-                supported = self.supports_coded_wgmma and variant.tile.fits(self.most_columns)
+                supported = self.supports_coded_wgmma and variant.tile.fits(
+                    self.gate_up.columns, self.down.columns
+                )
             else:
                 supported = self.supports_coded_mma
             if supported and (not kept or limit > kept[-1][0]):
@@ -175,7 +181,7 @@ class CodedKernelProduct(PlannedProduct):
                 self.gate,
                 tiles.tile,
                 self.gate_up_bias,
-                self.down_bias,
+                self.down_bias if self.no_down_bias is None else self.no_down_bias,
             )
         inner = coded_mma.gate_up_coded_mma(
             x, chosen, self.gate_up, self.gate, tiles.gate_up, self.gate_up_bias

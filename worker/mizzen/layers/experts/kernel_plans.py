@@ -109,8 +109,8 @@ class ExpertKernelPlan:
     time than the operations around them."""
     coded_mma: tuple[tuple[float, SmallBatch], ...] = ()
     """Variants of small batches that are used instead of all others, each with the largest mean number of
-    rows per expert for which it is used, in ascending order. Variants behind them, with smaller numbers,
-    replace variants that do not support the weights."""
+    rows per expert for which it is used, in ascending order. Later entries with smaller numbers are
+    fallbacks, used if an earlier entry does not support the weights."""
     many_rows: tuple[tuple[float, ManyRows], ...] = ()
     """Variants of large batches that are used instead of `grouped` and the library, each with the smallest
     mean number of rows per expert for which it is used, in descending order."""

@@ -26,6 +26,7 @@ from mizzen.kernels.experts.router import LOGITS_ROWS, RoutingRules, choose_expe
 from mizzen.kernels.experts.sorted_pairs import MAX_EXPERTS, sort_pairs
 from mizzen.kernels.experts.weighted_sum import sum_pairs
 from mizzen.kernels.launch import has_wgmma
+from mizzen.kernels.quantization.inputs import MAX_FEW_TOKENS
 from mizzen.layers.activation import ClampedSwiGLU
 from mizzen.layers.experts.biases import ExpertBiases
 from mizzen.layers.experts.kernel_plans import (
@@ -221,6 +222,8 @@ class PlannedProduct(ABC):
         weights = torch.zeros(1, per_token, device=self.device)
         for variant in self.plan.variants:
             self.run(x, none, weights, added=x if adds else None, variant=variant)
+        if self.plan.many_rows:
+            self.many_rows_inputs(x.new_zeros(MAX_FEW_TOKENS + 1, self.sizes.hidden))
 
 
 class KernelProduct(PlannedProduct):
