@@ -18,7 +18,6 @@ import argparse
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -36,8 +35,8 @@ from common_parts.gpu import (
     run,
     token_bound,
 )
-from common_parts.kernel_delays import print_kernels, read_events, times_by_kernel
-from common_parts.layer_timeline import layer_timeline, print_timeline
+from common_parts.kernel_delays import read_events
+from common_parts.layer_timeline import report_trace
 from common_parts.limits import Limits
 from common_parts.tables import Table
 from torch.profiler import ProfilerActivity, profile
@@ -144,10 +143,7 @@ def report_kernels(
 ) -> dict[str, dict[str, float]]:
     """Profile steps of cached prompts, print the times of kernels and a timeline, and return the times."""
     events = profile_step(llm, prompts, sampling)
-    kernels = times_by_kernel(events, PROFILED)
-    print_kernels(kernels)
-    print_timeline(layer_timeline(events, limits.config.layers, PROFILED))
-    return {name: asdict(part) for name, part in kernels.items()}
+    return report_trace(events, limits.config.layers, PROFILED)
 
 
 def measure_steps(

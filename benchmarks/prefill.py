@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +22,8 @@ import torch
 from common_parts.arguments import given_options, positive
 from common_parts.engine_options import parse_checked_args
 from common_parts.gpu import benchmark_parser, drain, load, median, print_startup, run
-from common_parts.kernel_delays import print_kernels, read_events, times_by_kernel
-from common_parts.layer_timeline import layer_timeline, print_timeline
+from common_parts.kernel_delays import read_events
+from common_parts.layer_timeline import report_trace
 from common_parts.limits import Limits
 from common_parts.tables import Table
 from torch.profiler import ProfilerActivity, profile
@@ -76,11 +75,7 @@ def report_kernels(llm: LLM, limits: Limits, work: Prompts, seed: int) -> dict[s
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         prefill(llm, work.count, work.length, seed)
         torch.cuda.synchronize()
-    events = read_events(trace.export_chrome_trace)
-    kernels = times_by_kernel(events, 1)
-    print_kernels(kernels)
-    print_timeline(layer_timeline(events, limits.config.layers, 1))
-    return {name: asdict(part) for name, part in kernels.items()}
+    return report_trace(read_events(trace.export_chrome_trace), limits.config.layers, 1)
 
 
 def measure_prompts(

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from common_parts.kernel_delays import sort_by_end
+from common_parts.kernel_delays import print_kernels, sort_by_end, times_by_kernel
 
 COLUMNS = 48
 
@@ -77,3 +77,14 @@ def print_timeline(kernels: list[LayerKernel]) -> None:
             "  one layer: start and end of each kernel in us; `-` is before the end of the kernel before it"
         )
         print("\n".join(draw_timeline(kernels)))
+
+
+def report_trace(events: list[dict[str, Any]], layers: int, steps: int) -> dict[str, dict[str, float]]:
+    """Print the times of kernels and the timeline of a layer, and return the times, by kernel.
+
+    The arguments are those of `layer_timeline`.
+    """
+    kernels = times_by_kernel(events, steps)
+    print_kernels(kernels)
+    print_timeline(layer_timeline(events, layers, steps))
+    return {name: asdict(part) for name, part in kernels.items()}

@@ -114,7 +114,7 @@ def test_lanes_that_read_codes_together_do_not_conflict() -> None:
 def test_tilings_of_plans_fit_the_gpu(tile: CodedWgmmaTile) -> None:
     assert tile.n_tiles in PAIR_TILES and tile.stages >= 2 and tile.fragments in (2, 4)
     assert tile.fits(2880, 2880) and not tile.fits(2880, 8192)
-    assert not tile.fits(256 * tile.stages, 2880)  # a step that is no longer than the ring of stages
+    assert not tile.fits(256 * tile.stages, 2880)  # gate and up would have as many stages as the ring
     assert tile.threads <= 1024
 
 

@@ -135,7 +135,7 @@ def test_small_batches_use_mma_if_the_kernel_supports_the_weights_and_compiles(
     compiled: list[int] = []
     monkeypatch.setattr(PlannedProduct, "compile", lambda self, per_token, adds: compiled.append(per_token))
     for possible in (True, False):
-        monkeypatch.setattr(coded_mma, "can_compile_all", lambda kernels, device, found=possible: found)
+        monkeypatch.setattr(coded_kernel_product, "can_compile_all", lambda *_, found=possible: found)
         product.compile(2, adds=False)
         assert bool(product.plan.coded_mma) is possible
     assert compiled == [2, 2]
@@ -175,7 +175,7 @@ def test_large_batches_use_other_kernels_if_theirs_cannot_be_compiled(
     quantized: list[int] = []
     monkeypatch.setattr(CodedKernelProduct, "many_rows_inputs", lambda self, x: quantized.append(len(x)))
     for possible in (True, False):
-        monkeypatch.setattr(kernel_product, "can_compile_all", lambda kernels, device, found=possible: found)
+        monkeypatch.setattr(kernel_product, "can_compile_all", lambda *_, found=possible: found)
         product.compile(2, adds=False)
         assert bool(product.plan.many_rows) is possible
     assert quantized == [MAX_FEW_TOKENS + 1]  # few tokens have a kernel of their own
@@ -188,19 +188,19 @@ def test_a_kernel_that_cannot_be_compiled_is_reported(
         raise ImportError("no compiler")
 
     cpu, kernels = torch.device("cpu"), [frozenset({(("", name, ()), 7)}) for name in "abc"]
-    monkeypatch.setattr(coded_mma, "compile_in_parallel", refuse)
+    monkeypatch.setattr(nvrtc, "compile_in_parallel", refuse)
     monkeypatch.setattr(nvrtc, "load_kernel", refuse)
-    assert not coded_mma.can_compile_all(kernels[0], cpu)
-    assert not coded_mma.can_compile_all(kernels[0], cpu)
+    assert not nvrtc.can_compile_all(kernels[0], cpu, "others run")
+    assert not nvrtc.can_compile_all(kernels[0], cpu, "others run")
     assert caplog.text.count("no compiler") == 1
-    monkeypatch.setattr(coded_mma, "compile_in_parallel", lambda *_: None)
+    monkeypatch.setattr(nvrtc, "compile_in_parallel", lambda *_: None)
     monkeypatch.setattr(nvrtc, "load_kernel", lambda source, name, defines, device: name)
     allowed: list[tuple[str, int]] = []
     monkeypatch.setattr(nvrtc, "allow_shared_memory", lambda *call: allowed.append(call))
-    assert coded_mma.can_compile_all(kernels[1], cpu)
+    assert nvrtc.can_compile_all(kernels[1], cpu, "others run")
     assert allowed == [("b", 7)]
     monkeypatch.setattr(nvrtc, "allow_shared_memory", refuse)
-    assert not coded_mma.can_compile_all(kernels[2], cpu)
+    assert not nvrtc.can_compile_all(kernels[2], cpu, "others run")
 
 
 @pytest.mark.usefixtures("hopper")

@@ -7,8 +7,10 @@ current values. The tiles of a decode batch are scheduled once per step, not onc
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,8 +79,8 @@ class FreshPrompts:
     """Index of the first token of each prompt, and the end of the last one, int32 [prompts + 1]."""
     longest: int
     """Number of tokens of the longest prompt."""
-    cached: PlannedAttention
-    """The same attention, from the cache."""
+    plan_cached: Callable[[], PlannedAttention]
+    """Function that returns the same attention from the cache, planned at its first call."""
     reads_batch_kv: bool = True
 
     def __call__(
@@ -86,7 +88,7 @@ class FreshPrompts:
     ) -> None:
         """Compute attention; see `PlannedAttention`."""
         if k is None or v is None:
-            self.cached(layer, q, k, v, out)
+            self.plan_cached()(layer, q, k, v, out)
             return
         backend = self.backend
         backend.prompt_kernel(
@@ -289,7 +291,11 @@ class FlashAttention3(AttentionBackend):
         packed = copy_to_device(np.concatenate([starts, slots, ends]), self.kv.keys.device)
         starts_on_device, slots_on_device, lengths = packed.split([len(starts), len(slots), len(ends)])
         longest = int(counts.max())
-        cached = self.plan_on_device(starts_on_device, slots_on_device, lengths, pages.device, longest)
+
+        @functools.cache
+        def plan_cached() -> PlannedAttention:
+            return self.plan_on_device(starts_on_device, slots_on_device, lengths, pages.device, longest)
+
         if self.kv.quantized or any(chunk.start for chunk in chunks):
-            return cached  # quantized keys must be read as later steps will read them
-        return FreshPrompts(self, starts_on_device, longest, cached)
+            return plan_cached()  # quantized keys must be read as later steps will read them
+        return FreshPrompts(self, starts_on_device, longest, plan_cached)

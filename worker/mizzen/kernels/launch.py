@@ -21,6 +21,12 @@ def has_wgmma(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
+@functools.cache
+def count_multiprocessors(device: torch.device) -> int:
+    """Return the number of SMs of a GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def pdl_launch_options(x: torch.Tensor) -> dict[str, Any]:
     """Return the Triton launch options for programmatic dependent launch (PDL), if the GPU of x supports it.
 

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 KernelSpec = tuple[str, str, tuple[tuple[str, int], ...]]
 """Source text, kernel name, and preprocessor definitions as (name, value) pairs."""
+COMPILE_THREADS = 4
+"""Kernels of a layer that are compiled at the same time."""
 DIGEST_BYTES = hashlib.sha256().digest_size
 """Length of a SHA-256 digest in bytes."""
 
@@ -176,6 +178,18 @@ def can_compile(
         log.warning("a kernel cannot be compiled, so %s, which is slower: %s", fallback, error)
         return False
     return True
+
+
+@functools.cache
+def can_compile_all(kernels: frozenset[tuple[KernelSpec, int]], device: torch.device, fallback: str) -> bool:
+    """Compile kernels in parallel and return whether all can be used; if not, log a warning, once.
+
+    `kernels` are specs, each with the dynamic shared memory of a block in bytes; for `fallback` see
+    `can_compile`.
+    """
+    with contextlib.suppress(ImportError, CompileError):  # `can_compile` reports them
+        compile_in_parallel({spec for spec, _ in kernels}, device.index or 0, COMPILE_THREADS)
+    return all(can_compile(*spec, device, fallback, shared_bytes) for spec, shared_bytes in kernels)
 
 
 @functools.lru_cache(1024)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of small batches with quantized experts, bound by the memory that holds the weights.
+"""Products of small batches with quantized experts, limited by the bandwidth at which weights are read.
 
 A block multiplies all pairs of an expert by some of its weight rows. It finds them in the router's choice, so
 nothing is sorted before. Inputs and codes are copied to shared memory as they are, several chunks of columns
@@ -8,8 +8,6 @@ ahead; lanes decode the codes that they need as operands of `mma.sync`. See `cod
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,18 +15,9 @@ import torch
 from mizzen.kernels.experts.gate import Gate
 from mizzen.kernels.experts.matrices import ExpertMatrices
 from mizzen.kernels.launch import has_wgmma
-from mizzen.kernels.nvrtc import (
-    CompileError,
-    KernelSpec,
-    can_compile,
-    compile_in_parallel,
-    launch,
-    load_kernel,
-    read_source,
-)
+from mizzen.kernels.nvrtc import KernelSpec, launch, load_kernel, read_source
 from mizzen.layers.quantized.canonical import Codes
 
-COMPILE_THREADS = 4
 MAX_PAIRS = 2048
 """Maximum number of pairs of a batch, which each block keeps in shared memory."""
 MAX_EXPERTS = 1024
@@ -160,18 +149,6 @@ def kernel_spec(
         ("ROW_TILES", tile.row_tiles),
     )
     return SOURCE, "coded_mma", definitions
-
-
-@functools.cache
-def can_compile_all(kernels: frozenset[tuple[KernelSpec, int]], device: torch.device) -> bool:
-    """Compile kernels in parallel and return whether all can be used; if not, log a warning, once.
-
-    `kernels` are specs, each with the dynamic shared memory of a block in bytes.
-    """
-    with contextlib.suppress(ImportError, CompileError):  # `can_compile` reports them
-        compile_in_parallel({spec for spec, _ in kernels}, device.index or 0, COMPILE_THREADS)
-    fallback = "small batches use other kernels of experts"
-    return all(can_compile(*spec, device, fallback, shared_bytes) for spec, shared_bytes in kernels)
 
 
 def _launch(

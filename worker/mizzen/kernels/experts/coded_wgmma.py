@@ -22,7 +22,7 @@ from mizzen.kernels.gemm.hopper import (
     make_tensor_map,
     register_wgmma_sources,
 )
-from mizzen.kernels.launch import has_wgmma
+from mizzen.kernels.launch import count_multiprocessors, has_wgmma
 from mizzen.kernels.nvrtc import KernelSpec, launch, load_kernel, read_source
 from mizzen.layers.quantized.canonical import Codes
 
@@ -252,7 +252,7 @@ def multiply_pairs(
     spec = kernel_spec(gate_up, down, tile, gate, biased=down_bias is not None)
     launch(
         load_kernel(*spec, x.device.index or 0),
-        torch.cuda.get_device_properties(x.device).multi_processor_count,
+        count_multiprocessors(x.device),
         tile.threads,
         (*maps, chosen, *weights, pairs.order, pairs.done, pairs.inner, out, chosen.numel(), *limits),
         shared_bytes=tile.shared_bytes(max(gate_up.columns, down.columns)),

@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(ALL_WARPS * 32, BLOCKS_PER_SM) few_
         asm volatile("griddepcontrol.wait;" ::: "memory");
     }
     if (at.t == 0) results[warp][0][at.g] = total.x, results[warp][1][at.g] = total.y;
-    // The results of warps that share rows are added by one thread, which begins with its own tensor to add.
+    // For each output, one thread adds up the results of the warps that share its row, and the element of `added`.
     const int i = threadIdx.x, place = block_output + i;
     const bool writes = i < M_WARPS * TILE_OUTPUTS && place < SIZE;
     float sum = 0;

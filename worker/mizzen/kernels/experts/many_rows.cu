@@ -9,8 +9,8 @@
 //   block      two consumer warpgroups of 128 weight rows each, then a producer warpgroup that gives up its registers
 //
 // A pipeline stage is 128 bytes of the inner dimension of both operands, in the 128-byte swizzle that wgmma reads. Weights are
-// loaded by TMA. With GATHER, the rows of x are those of the pairs' tokens, copied by cp.async; otherwise they are in the order
-// of the sorted pairs, and loaded by TMA.
+// loaded by TMA. With SWIGLU, the rows of x are those of the pairs' tokens, copied by cp.async; otherwise they are in the order of
+// the sorted pairs, and loaded by TMA.
 //
 // SWIGLU     eight gate rows alternate with their eight up rows (see `make_expert_map`); outputs are activation(gate) * up, in the
 //            order of the sorted pairs, where GATE is the number of the activation (see gate.py). Otherwise outputs are written to
@@ -21,15 +21,14 @@
 //            scale for each pair and 128 columns.
 // BY_ROW     (FP8) all columns of a weight row share a scale.
 //
-// `wgmma<N>`, bf16.cu, gemm/hopper.cu and many_rows_loads.cu are prepended to this text.
+// `wgmma<N>`, bf16.cu, gate.cu, gemm/hopper.cu and many_rows_loads.cu are prepended to this text.
 
 #define TILE_OUTPUTS (SWIGLU ? TILE_ROWS / 2 : TILE_ROWS)
 #define GROUP_OUTPUTS (TILE_OUTPUTS / 2)
-// Outputs go through staging tiles of CHUNK pairs. Of two tiles, one is filled while the other is read. E4M3 outputs have a scale
-// for those of both warpgroups, which therefore share the tiles.
+// Outputs go through a staging tile of CHUNK pairs for each warpgroup. E4M3 outputs have a scale for those of both warpgroups, which
+// therefore share two tiles: one is filled while the other is read.
 #define SHARED_STAGING (SWIGLU && FP8)
-#define TILES_STAGED (SHARED_STAGING ? 2 : STAGING_TILES)
-#define CHUNK (!SWIGLU && STAGING_TILES == 2 ? 16 : 32)
+#define CHUNK 32
 #define PITCH ((SHARED_STAGING ? TILE_OUTPUTS : GROUP_OUTPUTS) + 8)
 #define STAGING_BYTES (CHUNK * PITCH * 2)
 
@@ -110,11 +109,11 @@ __device__ __forceinline__ void multiply_stages(float (&sums)[2][N / 2], u32 bas
         for (int i = 0; i < N / 2; i++) KEEP_REGISTER(sums[half][i]);
 }
 #else
-// Starts the product of a stage's columns, for N pairs of the part `part` and half `half` of this warpgroup's rows.
+// Starts the product of a stage's columns, for N pairs and half `half` of this warpgroup's rows.
 template <int N>
-__device__ __forceinline__ void start_part(float (&products)[N / 2], u32 stage, int half, int part) {
+__device__ __forceinline__ void start_half(float (&products)[N / 2], u32 stage, int half) {
     const u64 left = smem_descriptor(stage + (threadIdx.x / 128 * 128 + half * 64) * 128);
-    const u64 right = smem_descriptor(stage + WEIGHT_BYTES + part * N * 128);
+    const u64 right = smem_descriptor(stage + WEIGHT_BYTES);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
     for (int k = 0; k < 4; k++) wgmma<N>(products, left + k * 2, right + k * 2, k);
@@ -123,7 +122,7 @@ __device__ __forceinline__ void start_part(float (&products)[N / 2], u32 stage, 
 
 // Adds products to the float32 sums. `low` and `high` are the scales of this thread's two rows, `x` those of its pairs.
 template <int N>
-__device__ __forceinline__ void add_part(float* sums, float (&products)[N / 2], float low, float high, const float2* x) {
+__device__ __forceinline__ void add_products(float* sums, float (&products)[N / 2], float low, float high, const float2* x) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++) KEEP_REGISTER(products[i]);
 #pragma unroll
@@ -137,33 +136,16 @@ __device__ __forceinline__ void add_part(float* sums, float (&products)[N / 2], 
     }
 }
 
-// Multiplies a stage. With two parts of the pairs, a part is added to the sums while the next one is multiplied; with one, the
-// other warpgroup may multiply then.
+// Multiplies a stage. While products are added to the sums, the other warpgroup may multiply.
 template <int N>
 __device__ __forceinline__ void multiply_stage(float (&sums)[2][N / 2], const float (&rows)[4], const float2* x, u32 stage) {
-#if PARTS == 1
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float products[N / 2];
-        start_part<N>(products, stage, half, 0);
+        start_half<N>(products, stage, half);
         wait_groups<0>();
-        add_part<N>(sums[half], products, rows[half * 2], rows[half * 2 + 1], x);
+        add_products<N>(sums[half], products, rows[half * 2], rows[half * 2 + 1], x);
     }
-#else
-    float even[N / 4], odd[N / 4];
-    start_part<N / 2>(even, stage, 0, 0);
-    start_part<N / 2>(odd, stage, 0, 1);
-    wait_groups<1>();
-    add_part<N / 2>(sums[0], even, rows[0], rows[1], x);
-    start_part<N / 2>(even, stage, 1, 0);
-    wait_groups<1>();
-    add_part<N / 2>(sums[0] + N / 4, odd, rows[0], rows[1], x + N / 4);
-    start_part<N / 2>(odd, stage, 1, 1);
-    wait_groups<1>();
-    add_part<N / 2>(sums[1], even, rows[2], rows[3], x);
-    wait_groups<0>();
-    add_part<N / 2>(sums[1] + N / 4, odd, rows[2], rows[3], x + N / 4);
-#endif
 }
 
 // Multiplies all stages of a tile. `low` and `high` point at the scales of this thread's two rows of both halves.
@@ -190,27 +172,14 @@ __device__ __forceinline__ void multiply_stages(float (&sums)[2][N / 2], const f
 }
 #endif
 
-// Returns activation(gate) * up, as `apply_gate` of gate.py does.
-__device__ __forceinline__ float apply_gate(float gate, float up, const GateLimits& limits) {
-    float exponent = -gate;
-    if (GATE == 1) exponent = -1.5957691216057308f * (gate + 0.044715f * gate * gate * gate);
-    if (GATE == 2) {
-        // Comparisons keep NaN, unlike `fminf`.
-        gate = gate > limits.limit ? limits.limit : gate;
-        up = (up > limits.limit ? limits.limit : up < -limits.limit ? -limits.limit : up) + 1;
-        exponent = -limits.slope * gate;
-    }
-    return __fdividef(gate, 1 + __expf(exponent)) * up;
-}
-
 // Writes the outputs of both halves for eight pairs to the staging tile, transposed: a row for each pair.
 __device__ __forceinline__ void stage_pairs(u32 at, int group, const float* a, const float* b, const GateLimits& limits) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
     const u32 row = at + (group * 8 + lane % 8) * (PITCH * 2);
 #if SWIGLU
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
-        :: "r"(row + warp * 16 + lane / 8 % 2 * 64), "r"(pack_bf16x2(apply_gate(a[0], a[2], limits), apply_gate(a[1], a[3], limits))),
-           "r"(pack_bf16x2(apply_gate(b[0], b[2], limits), apply_gate(b[1], b[3], limits))) : "memory");
+        :: "r"(row + warp * 16 + lane / 8 % 2 * 64), "r"(pack_bf16x2(apply_gate(a[0], a[2], limits.limit, limits.slope), apply_gate(a[1], a[3], limits.limit, limits.slope))),
+           "r"(pack_bf16x2(apply_gate(b[0], b[2], limits.limit, limits.slope), apply_gate(b[1], b[3], limits.limit, limits.slope))) : "memory");
 #else
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
         :: "r"(row + warp * 32 + lane / 8 % 2 * 16 + lane / 16 * 128), "r"(pack_bf16x2(a[0], a[1])), "r"(pack_bf16x2(a[2], a[3])),
@@ -284,8 +253,8 @@ __device__ __forceinline__ void write_outputs(const float (&sums)[2][N / 2], con
     const int group = threadIdx.x / 128;
 #pragma unroll
     for (int chunk = 0; chunk < (N + CHUNK - 1) / CHUNK; chunk++) {
-        unsigned char* const own = staging + ((SHARED_STAGING ? 0 : group * TILES_STAGED) + buffer) * STAGING_BYTES;
-        if (TILES_STAGED == 1) STAGING_BARRIER(group);
+        unsigned char* const own = staging + ((SHARED_STAGING ? 0 : group) + buffer) * STAGING_BYTES;
+        if (!SHARED_STAGING) STAGING_BARRIER(group);
         stage_chunk<N>(shared_address(own) + (SHARED_STAGING ? group * GROUP_OUTPUTS * 2 : 0), chunk, sums, limits);
         STAGING_BARRIER(group);
 #if SHARED_STAGING
@@ -293,7 +262,7 @@ __device__ __forceinline__ void write_outputs(const float (&sums)[2][N / 2], con
 #else
         copy_chunk(own, out, tile, pair_rows, chunk * CHUNK, group);
 #endif
-        if (TILES_STAGED == 2) buffer ^= 1;
+        if (SHARED_STAGING) buffer ^= 1;
     }
 }
 
@@ -405,11 +374,9 @@ many_rows(const __grid_constant__ TensorMap weights, const __grid_constant__ Ten
         for (int number = work.first; number < work.total; number += work.step, sequence++) {
             wait_barrier(full + at.slot * 8, at.phase);
             const Tile tile = ring[sequence % TILE_RING];
-            // Small tiles take so long to load that a smaller step would not make them faster.
-            const int step = tile.count <= 64 ? 16 : PAIR_STEP;
-#define RUN(n) case n: if constexpr (n <= PAIRS && (n % PAIR_STEP == 0)) run_tile<n>(tile, outputs, pairs, parameters, limits, staging, pair_rows, scales, base, full, empty, at, steps, buffer, sequence % 2); break;
-            switch ((tile.count + step - 1) / step * step) {
-                RUN(16) RUN(32) RUN(48) RUN(64) RUN(72) RUN(80) RUN(88) RUN(96) RUN(104) RUN(112) RUN(120) RUN(128) RUN(136) RUN(144)
+#define RUN(n) case n: if constexpr (n <= PAIRS) run_tile<n>(tile, outputs, pairs, parameters, limits, staging, pair_rows, scales, base, full, empty, at, steps, buffer, sequence % 2); break;
+            switch ((tile.count + PAIR_STEP - 1) / PAIR_STEP * PAIR_STEP) {
+                RUN(16) RUN(32) RUN(48) RUN(64) RUN(80) RUN(96) RUN(112) RUN(128) RUN(144)
                 default: skip_tile(full, empty, at, steps);
             }
         }

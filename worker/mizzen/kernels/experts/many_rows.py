@@ -8,7 +8,6 @@ Inner dimensions are summed in ascending order in float32, so a row's result is 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,15 +20,8 @@ from mizzen.kernels.experts.gate import Gate
 from mizzen.kernels.experts.sorted_pairs import SortedPairs
 from mizzen.kernels.gemm.hopper import ALIGNMENT, ROW_BYTES, make_tensor_map, wgmma_source
 from mizzen.kernels.gemm.w8a8_swap_ab import wgmma_source as coded_wgmma_source
-from mizzen.kernels.nvrtc import (
-    CompileError,
-    KernelSpec,
-    can_compile,
-    compile_in_parallel,
-    launch,
-    load_kernel,
-    read_source,
-)
+from mizzen.kernels.launch import count_multiprocessors
+from mizzen.kernels.nvrtc import KernelSpec, launch, load_kernel, read_source
 
 TILE_ROWS = 256
 """Weight rows of a tile; with a gate, half of them are gate rows."""
@@ -41,13 +33,8 @@ MAX_PAIRS = {False: 144, True: 128}
 """Largest number of pairs of a thread block with bfloat16 and with E4M3."""
 THREADS = 384
 """Threads of a thread block: two warpgroups that multiply and one that loads."""
-STAGING_TILES = 1
-"""Staging tiles of a warpgroup for bfloat16 outputs: 1 of 32 pairs, or 2 that are filled and read at the same
-time."""
-E4M3_PARTS = 1
-"""Parts of the pairs of E4M3 tiles, 1 or 2: a part is added to the sums while the next one is multiplied."""
-PAIR_STEPS = {False: 16, True: 16}
-"""Divisor of the number of pairs that a tile multiplies, 16 or (bfloat16) 8, with bfloat16 and with E4M3."""
+PAIR_STEP = 16
+"""Divisor of the number of pairs that a tile multiplies."""
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 232, 40
 """Registers of a thread of the warpgroups that multiply and of the one that loads; together they are those
 of `THREADS` threads with 168 registers."""
@@ -72,10 +59,8 @@ class ManyRowsTile:
 
     def shared_bytes(self, *, fp8: bool, has_gate: bool) -> int:
         """Return the dynamic shared memory of a thread block in bytes."""
-        # Inner elements in bfloat16 are half as many as other outputs, whose tiles have half as many rows if
-        # there are two; both warpgroups share the tiles of inner elements in E4M3.
-        outputs, tiles = (64, STAGING_TILES) if has_gate and not fp8 else (128, 1)
-        staging = 64 * tiles * (outputs + 8) * 2
+        # Inner elements in bfloat16 are half as many as other outputs; those in E4M3 go through two tiles.
+        staging = 64 * ((64 if has_gate and not fp8 else 128) + 8) * 2
         return ALIGNMENT + self.stages * (TILE_ROWS + self.pairs) * ROW_BYTES + staging
 
 
@@ -108,25 +93,10 @@ def supports_columns(hidden: int, width: int, *, fp8: bool) -> bool:
     return hidden % stage == 0 and width % stage == 0
 
 
-def instruction_pairs(pairs: int, *, fp8: bool) -> list[int]:
-    """Return the numbers of pairs that instructions multiply in tiles of up to `pairs` pairs.
-
-    They are fractions of E4M3 tiles, which may have parts.
-    """
-    if fp8:
-        step = PAIR_STEPS[True] // E4M3_PARTS
-        return list(range(step, pairs // E4M3_PARTS + 1, step))
-    return [
-        count
-        for count in range(16, pairs + 1, 8)
-        if (count > 64 and PAIR_STEPS[False] == 8) or count % 16 == 0
-    ]
-
-
 def _wgmma_template(pairs: int, *, fp8: bool) -> str:
     """Return the source of a function template `wgmma<N>` for the instructions of a tile."""
     functions, cases = "", ""
-    for count in instruction_pairs(pairs, fp8=fp8):
+    for count in range(PAIR_STEP, pairs + 1, PAIR_STEP):
         name = f"wgmma_{count}"
         if fp8:
             functions += coded_wgmma_source(count, False).replace("void wgmma(", f"void {name}(")
@@ -140,7 +110,7 @@ def _wgmma_template(pairs: int, *, fp8: bool) -> str:
 @functools.cache
 def kernel_source(pairs: int, *, fp8: bool) -> str:
     """Return the complete source of the kernel for tiles of up to `pairs` pairs."""
-    names = ("bf16", "gemm/hopper", "experts/many_rows_loads", "experts/many_rows")
+    names = ("bf16", "experts/gate", "gemm/hopper", "experts/many_rows_loads", "experts/many_rows")
     texts = "".join(read_source(name) for name in names)
     return "typedef unsigned long long u64;\n" + _wgmma_template(pairs, fp8=fp8) + texts
 
@@ -154,13 +124,10 @@ def kernel_spec(
         ("STAGES", tile.stages),
         ("CLUSTER", tile.cluster),
         ("SWIGLU", int(gate is not None)),
-        ("GATHER", int(gate is not None)),
         ("GATE", -1 if gate is None else gate.number),
         ("BIAS", int(biased)),
         ("FP8", int(weight.fp8)),
-        ("PAIR_STEP", PAIR_STEPS[weight.fp8]),
-        ("PARTS", E4M3_PARTS),
-        ("STAGING_TILES", STAGING_TILES),
+        ("PAIR_STEP", PAIR_STEP),
         ("BY_ROW", int(weight.by_row)),
         ("CONSUMER_REGISTERS", CONSUMER_REGISTERS),
         ("PRODUCER_REGISTERS", PRODUCER_REGISTERS),
@@ -183,12 +150,6 @@ def make_expert_map(weight: torch.Tensor, held: int, box_rows: int, *, has_gate:
     dims = (columns, 8, 2, half // 8, held)
     strides = (columns, half * columns, 8 * columns, rows * columns)
     return make_tensor_map(weight.data_ptr(), dims, strides, (stage, 8, 2, box_rows // 16, 1), size)
-
-
-@functools.cache
-def count_multiprocessors(device: torch.device) -> int:
-    """Return the number of SMs of a GPU."""
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _allocate(weight: ManyRowsOperand, count: int, size: int, *, has_gate: bool) -> ManyRowsOperand:
@@ -345,15 +306,3 @@ class ManyRowsExperts:
         count, place = sorted_pairs.kernel_specs(self.held)
         yield count, 0
         yield place, sorted_pairs.shared_bytes(self.held)
-
-
-@functools.cache
-def can_compile_all(kernels: frozenset[tuple[KernelSpec, int]], device: torch.device) -> bool:
-    """Compile kernels in parallel and return whether all can be used; if not, log a warning, once.
-
-    `kernels` are specs, each with the dynamic shared memory of a block in bytes.
-    """
-    with contextlib.suppress(ImportError, CompileError):  # `can_compile` reports them
-        compile_in_parallel({spec for spec, _ in kernels}, device.index or 0, len(kernels))
-    fallback = "large batches use other kernels of experts"
-    return all(can_compile(*spec, device, fallback, shared_bytes) for spec, shared_bytes in kernels)

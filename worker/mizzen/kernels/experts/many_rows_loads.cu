@@ -10,7 +10,7 @@
 #define STAGE_BYTES (WEIGHT_BYTES + PAIRS * 128)
 #define PRODUCER_THREADS 128
 // Whether the producer's threads copy a part of each stage with cp.async.
-#define COPIES (GATHER || FP8)
+#define COPIES (SWIGLU || FP8)
 // With at least STAGES + 1 tiles, no tile that a consumer still needs is overwritten, even if each has a single stage.
 #define TILE_RING 8
 
@@ -111,7 +111,7 @@ __device__ __forceinline__ void produce(const TensorMap* weights, const TensorMa
     for (int number = work.first; number < work.total; number += work.step, sequence++) {
         const Tile tile = find_tile(work, number, rank);
         if (thread == 0) ring[sequence % TILE_RING] = tile;
-#if GATHER
+#if SWIGLU
         u32 from[PAIRS / 16];
 #pragma unroll
         for (int i = 0; i < PAIRS / 16; i++) {
@@ -122,9 +122,9 @@ __device__ __forceinline__ void produce(const TensorMap* weights, const TensorMa
 #if FP8
         const bool has_scale = thread < tile.count;
         const float* scale = inputs.scales;
-        if (has_scale) scale += GATHER ? inputs.pairs[tile.start + thread] / inputs.per_row : tile.start + thread;
+        if (has_scale) scale += SWIGLU ? inputs.pairs[tile.start + thread] / inputs.per_row : tile.start + thread;
 #endif
-        const int boxes = GATHER ? 0 : (tile.count + 15) / 16;
+        const int boxes = SWIGLU ? 0 : (tile.count + 15) / 16;
         for (int step = 0; step < steps; step++) {
             const u32 target = base + at.slot * STAGE_BYTES, ready = full + at.slot * 8;
             wait_barrier(empty + at.slot * 8, at.phase);
@@ -133,7 +133,7 @@ __device__ __forceinline__ void produce(const TensorMap* weights, const TensorMa
                 load_weights(weights, target, ready, step * STAGE_COLUMNS, tile, rank);
                 load_inputs(input_map, target + WEIGHT_BYTES, ready, step * STAGE_COLUMNS, tile.start, boxes);
             }
-#if GATHER
+#if SWIGLU
 #pragma unroll
             for (int i = 0; i < PAIRS / 16; i++)
                 if (row + i * 16 < tile.count) copy_async_16(target + place + i * 2048, inputs.values + (size_t)(from[i] + step * 8) * 16);

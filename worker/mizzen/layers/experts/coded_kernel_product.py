@@ -26,7 +26,7 @@ from mizzen.kernels.experts.many_rows import (
 from mizzen.kernels.experts.matrices import ExpertMatrices
 from mizzen.kernels.experts.sorted_pairs import MAX_EXPERTS
 from mizzen.kernels.launch import has_wgmma
-from mizzen.kernels.nvrtc import KernelSpec
+from mizzen.kernels.nvrtc import KernelSpec, can_compile_all
 from mizzen.kernels.quantization.inputs import InputFormat, quantize_inputs
 from mizzen.layers.experts.coded_kernel_plans import find_plan
 from mizzen.layers.experts.kernel_plans import (
@@ -133,7 +133,8 @@ class CodedKernelProduct(PlannedProduct):
         kernels = frozenset(
             kernel for _, tiles in fitting for kernel in self.mma_kernels(tiles, per_token, adds=adds)
         )
-        if kernels and not coded_mma.can_compile_all(kernels, self.device):
+        fallback = "small batches use other kernels of experts"
+        if kernels and not can_compile_all(kernels, self.device, fallback):
             self.plan = replace(self.plan, coded_mma=())
         super().compile(per_token, adds=adds)
 

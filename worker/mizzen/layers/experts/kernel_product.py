@@ -15,17 +15,13 @@ from mizzen.kernels.experts.align import AlignedPairs, align_pairs
 from mizzen.kernels.experts.few_rows import down_rows, gate_up_rows
 from mizzen.kernels.experts.gate import KINDS, Gate
 from mizzen.kernels.experts.grouped_gemm import down_grouped, gate_up_grouped
-from mizzen.kernels.experts.many_rows import (
-    ManyRowsExperts,
-    ManyRowsOperand,
-    can_compile_all,
-    supports_columns,
-)
+from mizzen.kernels.experts.many_rows import ManyRowsExperts, ManyRowsOperand, supports_columns
 from mizzen.kernels.experts.route import MAX_TOKENS, RouterKernel
 from mizzen.kernels.experts.router import LOGITS_ROWS, RoutingRules, choose_experts, router_logits
 from mizzen.kernels.experts.sorted_pairs import MAX_EXPERTS, sort_pairs
 from mizzen.kernels.experts.weighted_sum import sum_pairs
 from mizzen.kernels.launch import has_wgmma
+from mizzen.kernels.nvrtc import can_compile_all
 from mizzen.kernels.quantization.inputs import MAX_FEW_TOKENS
 from mizzen.layers.activation import ClampedSwiGLU
 from mizzen.layers.experts.biases import ExpertBiases
@@ -215,7 +211,8 @@ class PlannedProduct(ABC):
         if self.many_rows is not None:
             tiles = (variant.tile for _, variant in self.plan.many_rows)
             kernels = frozenset(kernel for tile in tiles for kernel in self.many_rows.kernels(tile))
-            if kernels and not can_compile_all(kernels, self.device):
+            fallback = "large batches use other kernels of experts"
+            if kernels and not can_compile_all(kernels, self.device, fallback):
                 self.plan = replace(self.plan, many_rows=())
         x = torch.zeros(1, self.sizes.hidden, dtype=self.dtype, device=self.device)
         none = torch.full((1, per_token), self.held, dtype=torch.int64, device=self.device)
